@@ -1,0 +1,1 @@
+"""Processes behind the bus (tokenizer, scheduler, detokenizer) and the libraries they run (text, engine, checkpoint)."""

@@ -1,0 +1,83 @@
+"""The whole contract between planning and running: one `StepPlan` in, one `StepResult` out, no torch.
+
+The planner decides which rows run and where their KV entries live; the runner computes and samples.
+Blocks hold `block_size` tokens; token position t of a request lives in block ``blocks[t // block_size]``
+at offset ``t % block_size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A request takes a row: everything its sampling needs, given once before its first step.
+
+    A request that was retracted and comes back starts again with what it had generated in ``output_ids``.
+    """
+
+    row: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: compute ``tokens`` at positions start, start+1, ...
+
+    ``row`` is the request's stable slot (0 to max_num_seqs-1) while it runs. ``blocks`` covers at least
+    ``start + len(tokens)`` tokens. With ``sample`` the logits of the last token give the next token,
+    whose absolute position (the sampler's counter) is ``start + len(tokens)``.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    sample: bool
+    #: Ids whose logits are masked in this step (end ids while fewer than min_tokens were generated).
+    masked: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Decode rows (one token) come first, so that a backend splits the batch with a slice."""
+
+    step: int
+    starts: tuple[RowStart, ...]
+    rows: tuple[Row, ...]
+    num_decode: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The sampled token of each row of the plan, in the plan's order; None where ``sample`` was False.
+
+    ``errors`` maps a row's place in the plan to why that row alone failed (e.g. logits not finite).
+    """
+
+    step: int
+    tokens: tuple[int | None, ...]
+    errors: dict[int, str]
+
+
+class Runner(Protocol):
+    """Computes steps. `launch` may return before the device is done; `collect` waits for that step.
+
+    Steps are collected in the order they were launched (overlap depth 0: collect follows launch at once).
+    """
+
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+
+    def launch(self, plan: StepPlan) -> object: ...
+
+    def collect(self, launched: object) -> StepResult: ...

@@ -1,0 +1,102 @@
+"""What goes into an engine and what comes out: the contract between an engine and whoever drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from common.sampling import SamplingParams
+
+
+class Finish(StrEnum):
+    """Why a generation ended, as the engine sees it (stop strings are the detokenizer's)."""
+
+    STOP = "stop"  #: an end id or a stop token id was generated; it is the last token
+    LENGTH = "length"  #: max_tokens or the context length was reached
+    CANCELLED = "cancelled"  #: `Engine.cancel`; carries no token
+    ERROR = "error"  #: this request alone failed; carries no token, `Output.error` says why
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One choice to generate.
+
+    ``output_ids`` is what an earlier owner already generated (E7): a forced prefix that counts towards
+    max_tokens, penalties and positions, and is never sent again. ``seed`` is the choice's own seed.
+    """
+
+    key: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+    output_ids: Sequence[int] = ()
+    #: Lower runs earlier; 0 is interactive, 1 is batch.
+    priority: int = 0
+    #: Namespace of the prefix cache: requests share cached blocks only within the same salt.
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One committed event of one request: a token, the end, or both.
+
+    ``index`` counts generated tokens from 0, forced prefix included; it is the index of ``token``, or,
+    when there is no token (cancel, error), the number of tokens generated.
+    """
+
+    key: str
+    index: int
+    token: int | None
+    finish: Finish | None = None
+    error: str = ""
+    #: Prompt tokens that came from the prefix cache; set on the first output of a request.
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges at one moment."""
+
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int  #: owned by requests; cached blocks nobody owns are free
+    prefix_queries: int  #: prompt tokens looked up since the start
+    prefix_hits: int  #: prompt tokens found since the start
+    preemptions: int
+
+
+class Engine(Protocol):
+    """A continuous-batching engine, driven by one thread.
+
+    `step` runs one step of whatever is runnable and returns what it committed, in order; cancellations
+    and single-request errors come out of the next `step` as outputs without a token. It never blocks
+    on anything but its own computation, and raises only when the engine as a whole is broken.
+    """
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. One that can never run comes back from `step` as `Finish.ERROR`."""
+
+    def cancel(self, key: str) -> None:
+        """End a request (running, waiting or paused); unknown keys are ignored."""
+
+    def pause(self, key: str) -> None:
+        """Leave a request out of the steps, keeping what it has; unknown keys are ignored."""
+
+    def resume(self, key: str) -> None:
+        """Undo `pause`; unknown keys are ignored."""
+
+    def step(self) -> list[Output]: ...
+
+    def has_work(self) -> bool:
+        """Whether a `step` would do or report anything (paused requests alone are no work)."""
+
+    def room(self) -> int:
+        """How many more requests the engine would start soon: what the scheduler may read now."""
+
+    def stats(self) -> EngineStats: ...
+
+    def check(self) -> None:
+        """Prove the ownership invariants (E3); raises AssertionError. Cheap enough for every step in tests."""
