@@ -1,0 +1,16 @@
+-- CANCEL: asks for the end of a request. Unowned it ends here and now; owned it is flagged for its scheduler.
+-- KEYS req, out, inflight, bytes, cancel, pause   ARGV uid, ttl_ms, error, message
+-- Returns 'NONE' (unknown or ended: nothing to do) | 'ENDED' (ended here) | 'FLAGGED'
+-- Idempotent.
+--@include clock
+--@include place
+--@include end
+local req = redis.call('HMGET', KEYS[1], 'state', 'terminal')
+if not req[1] or req[2] then return 'NONE' end
+if req[1] == 'running' then
+  redis.call('SADD', KEYS[5], ARGV[1])
+  return 'FLAGGED'
+end
+end_reply(KEYS[1], KEYS[2], ARGV[2], now_ms(), 'error', {'error', ARGV[3], 'message', ARGV[4], 'param', ''})
+free_place(ARGV[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+return 'ENDED'

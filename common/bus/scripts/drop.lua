@@ -1,0 +1,17 @@
+-- DROP: removes a work entry whose request has ended or is gone; frees the place if this was the last of it.
+-- KEYS stream, req, inflight, bytes, cancel, pause   ARGV group, entry, uid, choice
+-- Returns 1 when the entry was removed now, else 0. Idempotent.
+--@include place
+local held = redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+redis.call('XDEL', KEYS[1], ARGV[2])
+redis.call('SREM', KEYS[5], ARGV[3] .. '/' .. ARGV[4])
+local req = redis.call('HMGET', KEYS[2], 'choices', 'terminal')
+if not req[1] then
+  free_place(ARGV[3], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+elseif redis.call('HSETNX', KEYS[2], 'ended:' .. ARGV[4], 1) == 1 then
+  local work = redis.call('HINCRBY', KEYS[2], 'work', 1)
+  if req[2] and work >= tonumber(req[1]) then
+    free_place(ARGV[3], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+  end
+end
+return held

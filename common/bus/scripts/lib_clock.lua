@@ -1,0 +1,5 @@
+-- now_ms() -> the server's clock, milliseconds since the epoch. Leases and deadlines use no other clock.
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
