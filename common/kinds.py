@@ -1,0 +1,95 @@
+"""Kinds of setting values: how each is read from text, written back, and named to a person.
+
+Knows nothing of which settings exist.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of value. ``parse`` raises ValueError with the end of the sentence "X must be ..."."""
+
+    label: str
+    parse: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+    def show(self, value: Any) -> str:
+        """``value`` as documentation prints it."""
+        return f"`{self.write(value)}`"
+
+
+def text(pattern: str = ".+") -> Kind:
+    """Text that matches ``pattern`` as a whole."""
+
+    def parse(raw: str) -> str:
+        if re.fullmatch(pattern, raw) is None:
+            raise ValueError("must be text" if pattern == ".+" else f"must match {pattern}")
+        return raw
+
+    return Kind("text", parse)
+
+
+def choice(*words: str) -> Kind:
+    """One of ``words``."""
+
+    def parse(raw: str) -> str:
+        if raw not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return raw
+
+    return Kind(" or ".join(f"`{word}`" for word in words), parse)
+
+
+def count(low: int, high: int = 2**53) -> Kind:
+    """A whole number from ``low`` to ``high``."""
+    bounds = f"from {low} to {high}" if high < 2**53 else f"of at least {low}"
+
+    def parse(raw: str) -> int:
+        if re.fullmatch(r"[+-]?[0-9]{1,16}", raw) is None or not low <= int(raw) <= high:
+            raise ValueError(f"must be a whole number {bounds}")
+        return int(raw)
+
+    return Kind("whole number", parse)
+
+
+def seconds(low: float, high: float = 1e7) -> Kind:
+    """A length of time: a finite number from ``low`` to ``high``."""
+
+    def parse(raw: str) -> float:
+        try:
+            value = float(raw)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return value
+
+    return Kind("number", parse, lambda value: f"{value:g}")
+
+
+def byte_size(low: int = 0) -> Kind:
+    """A number of bytes, with an optional unit: 65536, 64kb, 8mb, 1gb."""
+
+    def parse(raw: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,15})(|kb|mb|gb)", raw.strip().lower())
+        value = int(found[1]) * _UNITS[found[2]] if found else -1
+        if value < low:
+            raise ValueError(f"must be at least {write(low)}, written like 65536, 64kb, 8mb or 1gb")
+        return value
+
+    def write(value: int) -> str:
+        for unit, size in reversed(_UNITS.items()):
+            if value % size == 0 and value >= size:
+                return f"{value // size}{unit}"
+        return str(value)
+
+    return Kind("bytes", parse, write)
