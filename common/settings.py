@@ -35,6 +35,9 @@ class Command(StrEnum):
 
 ROLES = (Command.TOKENIZER, Command.SCHEDULER, Command.DETOKENIZER, Command.API)
 
+#: Settings whose default depends on others: a value equal to the plain default still has to be said.
+_DEPENDENT = frozenset({"max_num_seqs"})
+
 _ALL = tuple(Command)
 _SERVE = (Command.SERVE,)
 _HTTP = (Command.SERVE, Command.API)
@@ -255,7 +258,8 @@ def to_arguments(settings: Settings, command: Command) -> list[str]:
     arguments: list[str] = []
     for setting in settings_of(command):
         value = getattr(settings, setting.name)
-        if value != setting.default and not setting.spec.secret:
+        by_default = value == setting.default and setting.name not in _DEPENDENT
+        if not by_default and not setting.spec.secret:
             arguments += [setting.flag, setting.spec.kind.write(value)]
     return arguments
 
