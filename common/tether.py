@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(parent):
             sys.exit("the parent died before its child started")
-    os.execvp(program[0], program)  # noqa: S606 (no shell is wanted here)
+    os.execvp(program[0], program)
 
 
 if __name__ == "__main__":
