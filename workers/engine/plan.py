@@ -2,7 +2,8 @@
 
 The planner decides which rows run and where their KV entries live; the runner computes and samples.
 Blocks hold `block_size` tokens; token position t of a request lives in block ``blocks[t // block_size]``
-at offset ``t % block_size``.
+at offset ``t % block_size``. The planner hands out blocks 0 to num_blocks-1; a backend that needs a
+block of its own (padding) allocates it beyond these.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.sampling import SamplingParams
+
+#: In `Row.tokens` with overlap depth 1: the token this row sampled in the step before, which the host may
+#: not have collected yet. The runner takes it from where its sampler put it. Never seen at depth 0.
+PENDING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,8 @@ class Row:
     """One request's part of a step: compute ``tokens`` at positions start, start+1, ...
 
     ``row`` is the request's stable slot (0 to max_num_seqs-1) while it runs. ``blocks`` covers at least
-    ``start + len(tokens)`` tokens. With ``sample`` the logits of the last token give the next token,
+    ``start + len(tokens)`` tokens; it is the request's own append-only table, which may grow after the
+    plan was made (copying it would cost more than the rest of the plan), so read no further. With ``sample`` the logits of the last token give the next token,
     whose absolute position (the sampler's counter) is ``start + len(tokens)``.
     """
 
@@ -48,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Decode rows (one token) come first, so that a backend splits the batch with a slice."""
+    """One step. Decode rows (one token, sampled) come first, so that a backend splits the batch with a slice."""
 
     step: int
     starts: tuple[RowStart, ...]
