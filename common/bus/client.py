@@ -1,0 +1,222 @@
+"""Connections to Redis, of three kinds (B7), and the one place that names redis-py's exceptions.
+
+- commands: short, idempotent scripts over a bounded pool, retried;
+- blocking reads: a connection of their own, never retried by itself (a retry would strand entries);
+- leases: a small client with short timeouts, used from a thread of its own.
+Replies are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+
+from common.bus.scripts import Call, sha_of, source_of
+from common.errors import MillstreamError, UnavailableError
+
+T = TypeVar("T")
+
+#: Longest BLOCK of a blocking read. Bounds how late a reader notices a stop or a dead connection.
+BLOCK_MS = 2000
+_COMMAND_TIMEOUT_S = 5.0
+_POOL_WAIT_S = 5.0
+
+
+class FencedError(MillstreamError):
+    """This worker was declared dead and must not write any more; it exits and comes back under a new id."""
+
+
+class NoGroupError(MillstreamError):
+    """A stream or its consumer group is gone (flushed): create it again."""
+
+
+class BusDownError(UnavailableError):
+    """Redis cannot be reached."""
+
+
+class BusFullError(UnavailableError):
+    """Redis is out of memory."""
+
+
+@contextmanager
+def mapped() -> Iterator[None]:
+    """Turns redis-py's exceptions into ours."""
+    try:
+        yield
+    except redis.exceptions.ResponseError as error:
+        raise _from_reply(error) from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        raise BusDownError(f"Redis cannot be reached: {type(error).__name__}.") from error
+
+
+def _from_reply(error: redis.exceptions.ResponseError) -> MillstreamError:
+    text = str(error)
+    if text.startswith("FENCED"):
+        return FencedError(text)
+    if "NOGROUP" in text or "requires the key to exist" in text or "no such key" in text:
+        return NoGroupError(text)
+    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("OOM"):
+        return BusFullError()
+    if text.startswith(
+        ("LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNKILLABLE", "BUSY ")
+    ):
+        return BusDownError(f"Redis cannot take writes now: {text.split(' ')[0]}.")
+    return MillstreamError(f"Redis refused a command: {text}")
+
+
+def _options(name: str) -> dict[str, Any]:
+    return {"client_name": name, "socket_connect_timeout": 2.0, "protocol": 2, "health_check_interval": 0}
+
+
+class Bus:
+    """Synchronous commands: what workers write and read with. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        connections: int = 8,
+        timeout_s: float = _COMMAND_TIMEOUT_S,
+        retries: int = 3,
+    ) -> None:
+        self.url = url
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=connections,
+            timeout=_POOL_WAIT_S,
+            socket_timeout=timeout_s,
+            retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), retries),
+            **_options(name),
+        )
+        self.redis: redis.Redis = redis.Redis(connection_pool=pool)
+        self.redis.response_callbacks.clear()  # raw replies, the same for both clients
+
+    def run(self, call: Call[T]) -> T:
+        """Runs one script; its errors are `FencedError`, `NoGroupError`, `BusDownError`, `BusFullError`."""
+        with mapped():
+            args = (len(call.keys), *call.keys, *call.args)
+            try:
+                reply = self.redis.execute_command("EVALSHA", sha_of(call.script), *args)
+            except redis.exceptions.NoScriptError:
+                reply = self.redis.execute_command("EVAL", source_of(call.script), *args)
+        return call.parse(reply)
+
+    def do(self, *command: Any) -> Any:
+        """Runs one plain, idempotent command and returns its raw reply."""
+        with mapped():
+            return self.redis.execute_command(*command)
+
+    def close(self) -> None:
+        self.redis.connection_pool.disconnect()
+
+
+class BlockingBus:
+    """One connection for blocking reads, synchronous, for one thread. Never retries by itself."""
+
+    def __init__(self, url: str, *, name: str) -> None:
+        self._redis: redis.Redis = redis.Redis.from_url(
+            url,
+            max_connections=1,
+            socket_timeout=BLOCK_MS / 1000 + 5,
+            retry=Retry(NoBackoff(), 0),
+            **_options(name),
+        )
+
+    def do(self, *command: Any) -> Any:
+        """Runs one command that may block up to `BLOCK_MS`; returns redis-py's raw reply."""
+        with mapped():
+            connection = self._redis.connection_pool.get_connection()
+            try:
+                connection.send_command(*command)
+                reply = connection.read_response()
+            except redis.exceptions.ResponseError:
+                raise
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                self._redis.connection_pool.release(connection)
+            return reply
+
+    def close(self) -> None:
+        self._redis.connection_pool.disconnect()
+
+
+class AsyncBus:
+    """Asynchronous commands: what API processes write and read with."""
+
+    def __init__(self, url: str, *, name: str, connections: int = 32) -> None:
+        self.url = url
+        pool = aioredis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=connections,
+            timeout=_POOL_WAIT_S,
+            socket_timeout=_COMMAND_TIMEOUT_S,
+            retry=AsyncRetry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), 3),
+            **_options(name),
+        )
+        self.redis: aioredis.Redis = aioredis.Redis(connection_pool=pool)
+        self.redis.response_callbacks.clear()  # raw replies, the same for both clients
+
+    async def run(self, call: Call[T]) -> T:
+        """`Bus.run`, never cut short by the caller's cancellation: a command cancelled in flight would
+        cost its connection, and the client that went away still wants its hand-off finished."""
+        return await asyncio.shield(self._run(call))
+
+    async def _run(self, call: Call[T]) -> T:
+        with mapped():
+            args = (len(call.keys), *call.keys, *call.args)
+            try:
+                reply = await self.redis.execute_command("EVALSHA", sha_of(call.script), *args)
+            except redis.exceptions.NoScriptError:
+                reply = await self.redis.execute_command("EVAL", source_of(call.script), *args)
+        return call.parse(reply)
+
+    async def do(self, *command: Any) -> Any:
+        """`Bus.do`, likewise shielded."""
+        return await asyncio.shield(self._do(*command))
+
+    async def _do(self, *command: Any) -> Any:
+        with mapped():
+            return await self.redis.execute_command(*command)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()
+
+
+def blocking_connection(url: str, *, name: str) -> aioredis.Connection:
+    """An asynchronous connection of its own for blocking reads; the caller connects and reconnects it."""
+    pool = aioredis.ConnectionPool.from_url(
+        url, socket_timeout=BLOCK_MS / 1000 + 5, retry=AsyncRetry(NoBackoff(), 0), **_options(name)
+    )
+    connection: aioredis.Connection = pool.make_connection()
+    return connection
+
+
+def ping_until(url: str, *, timeout_s: float, sleep: Callable[[float], None]) -> None:
+    """Waits until Redis answers; raises `BusDownError` after ``timeout_s``."""
+    bus = Bus(url, name="probe", connections=1, timeout_s=2.0, retries=0)
+    waited = 0.0
+    try:
+        while True:
+            try:
+                bus.do("PING")
+            except BusDownError:
+                if waited >= timeout_s:
+                    raise
+                sleep(0.1)
+                waited += 0.1
+            else:
+                return
+    finally:
+        bus.close()

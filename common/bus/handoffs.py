@@ -1,0 +1,386 @@
+"""Typed faces of the hand-off scripts: who calls them, what they promise. Keys and arguments are built here.
+
+Each function returns a `Call`; run it with `Bus.run` or `AsyncBus.run`. All are idempotent under retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from common import messages
+from common.bus.keys import SCHEDULERS, TOKENIZERS, Keys, partition_of
+from common.bus.scripts import Call
+
+_END_FIELDS = ("choice", "n", "at", "text", "finish", "stop", "answer", "error", "message", "param")
+
+
+class Gate(StrEnum):
+    """Answer of a gated hand-off."""
+
+    OK = "OK"
+    DUP = "DUP"  #: somebody else made it
+    ENDED = "ENDED"  #: the request's reply has ended, or it is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Answer of ADMIT: OK, DUP (``uid`` holds the key already) or FULL; ``waiting`` is the queue's length."""
+
+    code: str
+    uid: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one partition's queue, and the request's times in milliseconds."""
+
+    max_queued: int
+    max_bytes: int
+    timeout_ms: int
+    queue_timeout_ms: int
+    #: Life of the request's keys; longer than the timeout by the grace.
+    ttl_ms: int
+
+
+def admit(
+    keys: Keys, request: messages.Request, limits: Limits, idem_digest: str | None = None
+) -> Call[Admission]:
+    """ADMIT, by the API: the request enters Redis and the tokenizers' queue, within the bounds."""
+    p, model, cls, uid = partition_of(request.uid), request.model, request.cls, request.uid
+    fields = request.to_fields()
+    names = [
+        keys.req(uid),
+        keys.inflight(p, model, cls),
+        keys.work_in(p, model, cls),
+        keys.sched(p, model, cls),
+        keys.bytes(p, model, cls),
+    ]
+    if idem_digest is not None:
+        names.append(keys.idem(p, idem_digest))
+    size = len(str(fields["payload"]).encode())
+    args: list[str | int | bytes] = [
+        uid, limits.max_queued, limits.max_bytes, size, limits.timeout_ms, limits.queue_timeout_ms,
+        limits.ttl_ms, SCHEDULERS,
+    ]  # fmt: skip
+    for name, value in fields.items():
+        args += (name, value)
+
+    def parse(reply: Any) -> Admission:
+        code = reply[0].decode()
+        if code == "DUP":
+            return Admission(code, reply[1].decode(), 0)
+        return Admission(code, uid, int(reply[1]))
+
+    return Call("admit", names, args, parse)
+
+
+def _gate(reply: bytes) -> Gate:
+    return Gate(reply.decode())
+
+
+def tok_done(
+    keys: Keys, request: messages.Request, entry: str, prompts: Sequence[Sequence[int]], ttl_ms: int
+) -> Call[Gate]:
+    """TOK_DONE, by the tokenizer: token ids and one `sched` entry per choice; the reply is accepted."""
+    p, uid = partition_of(request.uid), request.uid
+    names = [
+        keys.work_in(p, request.model, request.cls),
+        keys.req(uid),
+        keys.out(uid),
+        keys.sched(p, request.model, request.cls),
+        *(keys.gen(uid, choice) for choice in range(len(prompts) * request.n)),
+    ]
+    prompt_tokens = sum(map(len, prompts))
+    args = (TOKENIZERS, entry, uid, ttl_ms, prompt_tokens, messages.join_prompts(prompts))
+    return Call("tok_done", names, args, _gate)
+
+
+def tok_end(
+    keys: Keys,
+    request: messages.Request,
+    entry: str,
+    end: messages.OutEntry,
+    *,
+    ttl_ms: int,
+    worker: str,
+    dead_reason: str = "",
+) -> Call[Gate]:
+    """TOK_END, by the tokenizer: an input error or an answer ends the request before the hand-off."""
+    p, uid = partition_of(request.uid), request.uid
+    names = (
+        keys.work_in(p, request.model, request.cls),
+        keys.req(uid),
+        keys.out(uid),
+        keys.inflight(p, request.model, request.cls),
+        keys.bytes(p, request.model, request.cls),
+        keys.cancel(p),
+        keys.pause(p),
+        keys.dead(p),
+    )
+    args: list[str | int | bytes] = [TOKENIZERS, entry, uid, ttl_ms, end.end, dead_reason, worker]
+    if end.answer:
+        args += ("answer", end.answer)
+    else:
+        args += ("error", end.error, "message", end.message, "param", end.param)
+    return Call("tok_end", names, args, _gate)
+
+
+def attempt(keys: Keys, uid: str, worker: str) -> Call[int]:
+    """ATTEMPT, by the tokenizer, for a claimed job: how many tries it has had, this one included."""
+    return Call("attempt", (keys.req(uid),), (worker,), int)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Answer of START. ``request`` is None unless the choice is to run (OK) or to be cancelled."""
+
+    code: str
+    attempts: int
+    output_ids: tuple[int, ...]
+    request: messages.Request | None
+
+
+def start(
+    keys: Keys, cls: str, model: str, uid: str, choice: int, worker: str, *, counts: bool
+) -> Call[Started]:
+    """START, by the scheduler: takes one choice; ``counts`` when its last owner crashed."""
+    p = partition_of(uid)
+    names = (
+        keys.lease(p, worker),
+        keys.req(uid),
+        keys.gen(uid, choice),
+        keys.inflight(p, model, cls),
+        keys.cancel(p),
+    )
+
+    def parse(reply: Any) -> Started:
+        code = reply[0].decode()
+        if code == "ENDED":
+            return Started(code, 0, (), None)
+        if code == "CANCELLED":
+            return Started(code, 0, tuple(messages.parse_ids(reply[1])), None)
+        fields = dict(zip(reply[3::2], reply[4::2], strict=True))
+        request = messages.Request.from_fields(uid, fields)
+        return Started(code, int(reply[1]), tuple(messages.parse_ids(reply[2])), request)
+
+    return Call("start", names, (uid, choice, worker, int(counts)), parse)
+
+
+def drop(
+    keys: Keys, stream: str, group: str, entry: str, uid: str, choice: int, *, cls: str, model: str
+) -> Call[int]:
+    """DROP, by whoever read a work entry that nobody wants any more."""
+    p = partition_of(uid)
+    names = (
+        stream,
+        keys.req(uid),
+        keys.inflight(p, model, cls),
+        keys.bytes(p, model, cls),
+        keys.cancel(p),
+        keys.pause(p),
+    )
+    return Call("drop", names, (group, entry, uid, choice), int)
+
+
+@dataclass(frozen=True, slots=True)
+class EmitRow:
+    """One row of a step: ``piece`` is what its token log grows by; ``record`` its line in `tok`."""
+
+    uid: str
+    choice: int
+    record: str
+    piece: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEnd:
+    """The work on a choice ends: its `sched` entry is acked."""
+
+    uid: str
+    choice: int
+    model: str
+    cls: str
+    entry: str
+    dead_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one engine step sends to one partition. Rows without a piece (an end) still have a record."""
+
+    rows: tuple[EmitRow, ...] = ()
+    ends: tuple[EmitEnd, ...] = ()
+    #: (uid, prompt tokens found in the prefix cache)
+    cached: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Answer of EMIT. BEHIND: Redis rolled back to ``stored``; resend from there. Otherwise the control
+    sets of the partition (B9), the backlog of `tok`, and the (uid, choice) whose logs are gone."""
+
+    code: str
+    stored: int
+    backlog: int
+    cancel: frozenset[str]
+    pause: frozenset[str]
+    lost: tuple[tuple[str, int], ...]
+
+
+def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[Emitted]:
+    """EMIT, by the scheduler: one engine step of one partition; ``seq`` 0 is the tick that only listens."""
+    growing = [row for row in step.rows if row.piece]
+    names = [
+        keys.lease(partition, worker),
+        keys.tok(partition),
+        keys.cancel(partition),
+        keys.pause(partition),
+        keys.dead(partition),
+    ]
+    names += [keys.gen(row.uid, row.choice) for row in growing]
+    names += [keys.req(uid) for uid, _ in step.cached]
+    records = "|".join([row.record for row in step.rows])
+    args: list[str | int | bytes] = [
+        seq, SCHEDULERS, records, len(growing), len(step.cached), len(step.ends), worker
+    ]  # fmt: skip
+    args += [row.piece for row in growing]
+    args += [tokens for _, tokens in step.cached]
+    for end in step.ends:
+        names += (
+            keys.req(end.uid),
+            keys.sched(partition, end.model, end.cls),
+            keys.inflight(partition, end.model, end.cls),
+            keys.bytes(partition, end.model, end.cls),
+        )
+        args += (end.uid, end.choice, end.entry, end.dead_reason)
+
+    def parse(reply: Any) -> Emitted:
+        if reply[0] == b"BEHIND":
+            return Emitted("BEHIND", int(reply[1]), 0, frozenset(), frozenset(), ())
+        lost = tuple((growing[i].uid, growing[i].choice) for i in reply[4])
+        return Emitted("OK", seq, int(reply[1]), _members(reply[2]), _members(reply[3]), lost)
+
+    return Call("emit", names, args, parse)
+
+
+def _members(reply: Any) -> frozenset[str]:
+    return frozenset(member.decode("utf-8", "replace") for member in reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A plain delta of one choice."""
+
+    uid: str
+    choice: int
+    n: int
+    at: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of one choice (``finish``), or of the whole request (``error``, a kind of common.errors)."""
+
+    uid: str
+    choice: int
+    choices: int
+    model: str
+    cls: str
+    n: int = 0
+    at: int = 0
+    text: str = ""
+    finish: str = ""
+    stop: str = ""
+    #: The engine may still be generating this choice: ask it to stop.
+    halt: bool = False
+    error: str = ""
+    message: str = ""
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Answer of PUB: OK, or MOVED with the offset that is really stored."""
+
+    code: str
+    offset: str
+
+
+def pub(
+    keys: Keys,
+    partition: int,
+    *,
+    epoch: int,
+    expected: str,
+    offset: str,
+    entries: int,
+    ttl_ms: int,
+    texts: Sequence[Text],
+    finished: Sequence[Finished],
+    group: str,
+) -> Call[Published]:
+    """PUB, by the detokenizer that owns the partition: texts, ends and its new offset, atomically."""
+    names = [keys.detok_lease(partition), keys.tok(partition), keys.cancel(partition), keys.pause(partition)]
+    names += [keys.out(text.uid) for text in texts]
+    args: list[str | int | bytes] = [
+        epoch, group, expected, offset, entries, ttl_ms, len(texts), len(finished)
+    ]  # fmt: skip
+    for text in texts:
+        args += (text.choice, text.n, text.at, text.text)
+    for end in finished:
+        names += (
+            keys.out(end.uid),
+            keys.req(end.uid),
+            keys.inflight(partition, end.model, end.cls),
+            keys.bytes(partition, end.model, end.cls),
+            *(keys.gen(end.uid, choice) for choice in range(end.choices)),
+        )
+        args += (
+            end.uid, end.choices, end.choice, end.n, end.at, end.text, end.finish, end.stop, int(end.halt),
+            end.error, end.message, end.param,
+        )  # fmt: skip
+
+    def parse(reply: Any) -> Published:
+        if isinstance(reply, list):
+            return Published("MOVED", reply[1].decode())
+        return Published("OK", offset)
+
+    return Call("pub", names, args, parse)
+
+
+def _request_keys(keys: Keys, uid: str, model: str, cls: str) -> tuple[str, ...]:
+    p = partition_of(uid)
+    return (
+        keys.req(uid),
+        keys.out(uid),
+        keys.inflight(p, model, cls),
+        keys.bytes(p, model, cls),
+        keys.cancel(p),
+        keys.pause(p),
+    )
+
+
+def cancel(keys: Keys, uid: str, *, model: str, cls: str, ttl_ms: int, error: str, message: str) -> Call[str]:
+    """CANCEL, by the API or an operator: NONE, ENDED (nobody owned it) or FLAGGED (its scheduler will)."""
+    return Call(
+        "cancel",
+        _request_keys(keys, uid, model, cls),
+        (uid, ttl_ms, error, message),
+        lambda r: str(r, "ascii"),
+    )
+
+
+def expire(keys: Keys, uid: str, *, model: str, cls: str, owner: str, ttl_ms: int, lost_ms: int) -> Call[str]:
+    """EXPIRE, by every API's sweep, for an overdue member of `inflight`; ``owner`` as HGET said ('' for none)."""
+    names = (*_request_keys(keys, uid, model, cls), keys.lease(partition_of(uid), owner or "-"))
+    return Call("expire", names, (uid, ttl_ms, owner, lost_ms), lambda r: str(r, "ascii"))
+
+
+def flat(fields: Mapping[str, str | int]) -> list[str | int]:
+    """A mapping as Redis takes it."""
+    return [item for pair in fields.items() for item in pair]

@@ -1,0 +1,215 @@
+"""What travels through Redis, as typed values and their text forms.
+
+Rules of evolution (B10): a new field has a default, an unknown field is ignored, no field changes its meaning.
+All forms are text that `redis-cli` shows as it is; numbers are decimal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote, unquote
+
+import orjson
+
+from common.sampling import SamplingParams
+
+VERSION = 1
+
+
+class Kind(StrEnum):
+    """What a request asks for, and with it the shape of its payload."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it lies in `ms:{p}:req:<uid>`, from admission to the end of its reply.
+
+    ``payload`` is the tokenizer's input (messages or prompt, template options) and is dropped once
+    tokenized. ``reply`` is what any API replica needs to shape the answer (stream or not, the model name
+    as the client wrote it, ...). ``n`` is samples per prompt; a request has prompts * n choices.
+    """
+
+    uid: str
+    kind: Kind
+    model: str
+    params: SamplingParams
+    payload: Mapping[str, Any]
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    cls: str = "interactive"
+    tenant: str = ""
+    api: str = ""
+    #: Set by the server at admission: its clock, milliseconds.
+    created: int = 0
+    deadline: int = 0
+    #: Set at the hand-off of the tokenizer.
+    ids: tuple[tuple[int, ...], ...] = ()
+    choices: int = 0
+    prompt_tokens: int = 0
+
+    def to_fields(self) -> dict[str, str | int]:
+        """The hash fields that ADMIT writes."""
+        return {
+            "v": VERSION,
+            "kind": self.kind.value,
+            "model": self.model,
+            "class": self.cls,
+            "tenant": self.tenant,
+            "api": self.api,
+            "n": self.n,
+            "params": self.params.to_json(),
+            "payload": dumps(self.payload),
+            "reply": dumps(self.reply),
+        }
+
+    @classmethod
+    def from_fields(cls, uid: str, fields: Mapping[bytes, bytes]) -> Request:
+        """The request read back from its hash; raises KeyError or ValueError when it is not one."""
+        return cls(
+            uid=uid,
+            kind=Kind(fields[b"kind"].decode()),
+            model=fields[b"model"].decode(),
+            params=SamplingParams.from_json(fields[b"params"]),
+            payload=orjson.loads(fields.get(b"payload", b"{}")),
+            reply=orjson.loads(fields.get(b"reply", b"{}")),
+            n=int(fields.get(b"n", b"1")),
+            cls=fields.get(b"class", b"interactive").decode(),
+            tenant=fields.get(b"tenant", b"").decode(),
+            api=fields.get(b"api", b"").decode(),
+            created=int(fields.get(b"created", b"0")),
+            deadline=int(fields.get(b"deadline", b"0")),
+            ids=parse_prompts(fields.get(b"ids", b"")),
+            choices=int(fields.get(b"choices", b"0")),
+            prompt_tokens=int(fields.get(b"prompt_tokens", b"0")),
+        )
+
+
+def dumps(value: Any) -> str:
+    """JSON text; lone surrogates were refused at the edge, so this cannot fail on what was admitted."""
+    return orjson.dumps(value).decode()
+
+
+def join_ids(ids: Iterable[int]) -> str:
+    """``15043,29892,``: the form of a token log, which grows by appending."""
+    return "".join(f"{token}," for token in ids)
+
+
+def parse_ids(text: bytes | str) -> list[int]:
+    """Inverse of `join_ids`; a missing last comma is allowed."""
+    return [int(token) for token in text.split(b"," if isinstance(text, bytes) else ",") if token]  # type: ignore[arg-type]
+
+
+def join_prompts(prompts: Sequence[Sequence[int]]) -> str:
+    """Prompts of token ids separated by semicolons."""
+    return ";".join(",".join(map(str, prompt)) for prompt in prompts)
+
+
+def parse_prompts(text: bytes) -> tuple[tuple[int, ...], ...]:
+    """Inverse of `join_prompts`."""
+    return tuple(tuple(parse_ids(prompt)) for prompt in text.split(b";")) if text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokRecord:
+    """One row of an engine step in `tok`: a token, an end, or both. Text: ``uid choice index token[ end]``.
+
+    ``token`` is None (written ``-``) for an end without one. ``end`` is stop, length, or error; an error
+    carries its kind and message (`common.errors`), percent-encoded: ``error:cancelled:The%20request...``.
+    """
+
+    uid: str
+    choice: int
+    index: int
+    token: int | None
+    end: str = ""
+    error: str = ""
+    message: str = ""
+
+
+def format_record(record: TokRecord) -> str:
+    """The text of one record."""
+    token = "-" if record.token is None else record.token
+    text = f"{record.uid} {record.choice} {record.index} {token}"
+    if not record.end:
+        return text
+    if record.error:
+        return f"{text} {record.end}:{record.error}:{quote(record.message, safe='')}"
+    return f"{text} {record.end}"
+
+
+def parse_records(text: str) -> list[TokRecord]:
+    """The records of one `tok` entry, which are separated by ``|``."""
+    records = []
+    for row in text.split("|"):
+        parts = row.split(" ")
+        uid, choice, index, token = parts[:4]
+        number = None if token == "-" else int(token)  # noqa: S105 - a token id, not a secret
+        if len(parts) == 4:
+            records.append(TokRecord(uid, int(choice), int(index), number))
+        else:
+            end, _, rest = parts[4].partition(":")
+            kind, _, message = rest.partition(":")
+            records.append(TokRecord(uid, int(choice), int(index), number, end, kind, unquote(message)))
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class OutEntry:
+    """One entry of a reply stream `ms:{p}:out:<uid>`; which fields are set says what it is.
+
+    accepted (``accepted``), text of a choice (``choice`` >= 0; with ``finish`` its last), an answer of
+    /tokenize or /detokenize (``answer``), and the one terminal entry (``end`` is done or error), which
+    may also be the last text. ``n`` counts the choice's tokens covered so far, ``at`` is the offset of
+    ``text`` in the choice's text, in code points. ``stop`` is JSON: the stop string or token id that hit.
+    """
+
+    id: str
+    choice: int = -1
+    n: int = 0
+    at: int = 0
+    text: str = ""
+    finish: str = ""
+    stop: str = ""
+    accepted: int = -1
+    answer: str = ""
+    end: str = ""
+    usage: Usage | None = None
+    error: str = ""
+    message: str = ""
+    param: str = ""
+
+
+_NUMBERS = frozenset({b"choice", b"n", b"at", b"accepted"})
+_TEXTS = frozenset({b"text", b"finish", b"stop", b"answer", b"end", b"error", b"message", b"param"})
+
+
+def parse_out(entry_id: bytes, fields: Sequence[bytes]) -> OutEntry:
+    """An entry from the flat field list of XREAD or XRANGE."""
+    if len(fields) == 8 and fields[0] == b"choice":  # the plain delta, by far the most common
+        return OutEntry(entry_id.decode(), int(fields[1]), int(fields[3]), int(fields[5]), fields[7].decode())
+    entry = OutEntry(entry_id.decode())
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        if name in _NUMBERS:
+            setattr(entry, name.decode(), int(value))
+        elif name in _TEXTS:
+            setattr(entry, name.decode(), value.decode())
+        elif name == b"usage":
+            entry.usage = Usage(*map(int, value.split(b" ")[:3]))
+    return entry
