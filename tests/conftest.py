@@ -1,0 +1,76 @@
+"""Fixtures for all tests: real Redis servers, free ports, and whole running stacks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.bus.embedded import EmbeddedRedis, find_binary, free_port
+from tests.helpers.stack import Stack
+
+
+def _redis7() -> Path:
+    """Debian's Redis 7, or a skip that says why not."""
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("redis-server is not installed (apt-get install redis-server)")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+    if not re.search(r"v=7\.", said):
+        pytest.skip(f"redis-server is not version 7: {said.strip()}")
+    return Path(found)
+
+
+@pytest.fixture
+def redis_binary(request: pytest.FixtureRequest) -> Path:
+    """The server program: Valkey, or what `helpers.servers.BOTH` asks for."""
+    return _redis7() if getattr(request, "param", "valkey") == "redis7" else find_binary()
+
+
+@pytest.fixture
+def redis_server(redis_binary: Path) -> Iterator[EmbeddedRedis]:
+    """A private empty server for one test.
+
+    On Redis 7 as well with ``@pytest.mark.parametrize("redis_binary", BOTH, indirect=True)``.
+    """
+    with EmbeddedRedis(binary=redis_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def port() -> int:
+    """A loopback port nobody listens on."""
+    return free_port()
+
+
+@pytest.fixture
+def start_stack() -> Iterator[Callable[..., Stack]]:
+    """Starts stacks of one test's own: ``start_stack("--engine", "null", ...)``, all stopped at its end."""
+    stacks: list[Stack] = []
+
+    def start(*flags: str, **options: object) -> Stack:
+        stack = Stack(*flags, **options)
+        stacks.append(stack)
+        return stack.start()
+
+    yield start
+    for stack in stacks:
+        stack.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """The bundled model in float32, shared by all tests: leave it as you found it."""
+    with Stack("--dtype", "float32") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def null_stack() -> Iterator[Stack]:
+    """The null engine without pauses, shared by all tests: leave it as you found it."""
+    with Stack("--engine", "null", "--null-step-ms", "0") as running:
+        yield running
