@@ -1,1 +1,1 @@
-"""The inference engine: continuous batching, paged KV, prefix cache, chunked prefill. Knows no Redis and no HTTP."""
+"""The inference engine: continuous batching, paged KV, prefix cache. Knows no Redis and no HTTP."""

@@ -39,8 +39,9 @@ class Row:
 
     ``row`` is the request's stable slot (0 to max_num_seqs-1) while it runs. ``blocks`` covers at least
     ``start + len(tokens)`` tokens; it is the request's own append-only table, which may grow after the
-    plan was made (copying it would cost more than the rest of the plan), so read no further. With ``sample`` the logits of the last token give the next token,
-    whose absolute position (the sampler's counter) is ``start + len(tokens)``.
+    plan was made (copying it would cost more than the rest of the plan), so read no further. With
+    ``sample`` the logits of the last token give the next token, whose absolute position (the sampler's
+    counter) is ``start + len(tokens)``.
     """
 
     row: int
@@ -54,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Decode rows (one token, sampled) come first, so that a backend splits the batch with a slice."""
+    """One step. Decode rows (one token, sampled) come first: a backend splits the batch with a slice."""
 
     step: int
     starts: tuple[RowStart, ...]
@@ -84,6 +85,8 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
 
-    def launch(self, plan: StepPlan) -> object: ...
+    def launch(self, plan: StepPlan) -> object:
+        """Start a step; what comes back is only good for `collect`."""
 
-    def collect(self, launched: object) -> StepResult: ...
+    def collect(self, launched: object) -> StepResult:
+        """Wait for a step and give its tokens."""

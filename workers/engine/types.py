@@ -38,7 +38,7 @@ class EngineRequest:
     salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, but never changed: one is made per token, and freezing costs four times
 class Output:
     """One committed event of one request: a token, the end, or both.
 
@@ -59,13 +59,14 @@ class Output:
 class EngineStats:
     """Gauges at one moment."""
 
-    running: int
+    running: int  #: hold a row and take part in steps
     waiting: int
     kv_blocks_total: int
     kv_blocks_used: int  #: owned by requests; cached blocks nobody owns are free
     prefix_queries: int  #: prompt tokens looked up since the start
     prefix_hits: int  #: prompt tokens found since the start
     preemptions: int
+    paused: int = 0  #: with or without a row; counted in neither of the first two
 
 
 class Engine(Protocol):
@@ -88,7 +89,8 @@ class Engine(Protocol):
     def resume(self, key: str) -> None:
         """Undo `pause`; unknown keys are ignored."""
 
-    def step(self) -> list[Output]: ...
+    def step(self) -> list[Output]:
+        """Run one step (see above)."""
 
     def has_work(self) -> bool:
         """Whether a `step` would do or report anything (paused requests alone are no work)."""
@@ -96,7 +98,8 @@ class Engine(Protocol):
     def room(self) -> int:
         """How many more requests the engine would start soon: what the scheduler may read now."""
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
 
     def check(self) -> None:
-        """Prove the ownership invariants (E3); raises AssertionError. Cheap enough for every step in tests."""
+        """Prove the ownership invariants (E3) or raise AssertionError; cheap enough for every step of a test."""
