@@ -73,7 +73,11 @@ def seconds(low: float, high: float = 1e7) -> Kind:
             raise ValueError(f"must be a number from {low:g} to {high:g}")
         return value
 
-    return Kind("number", parse, lambda value: f"{value:g}")
+    def write(value: float) -> str:
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+
+    return Kind("number", parse, write)
 
 
 def byte_size(low: int = 0) -> Kind:
