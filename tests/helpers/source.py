@@ -43,9 +43,12 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
             yield node
 
 
-def imports(module: Module) -> Iterator[tuple[str, int]]:
-    """Every module name imported anywhere in ``module``, with its line; `from a import b` gives a and a.b."""
-    for node in ast.walk(module.tree):
+def imports(module: Module, *, at_load: bool = False) -> Iterator[tuple[str, int]]:
+    """Every module name imported in ``module``, with its line; `from a import b` gives a and a.b.
+
+    With ``at_load``, only what is imported when the module is, not what its functions import later.
+    """
+    for node in _nodes_at_load(module.tree) if at_load else ast.walk(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -53,6 +56,13 @@ def imports(module: Module) -> Iterator[tuple[str, int]]:
             yield node.module, node.lineno
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.lineno
+
+
+def _nodes_at_load(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _nodes_at_load(child)
 
 
 def within(name: str, *packages: str) -> bool:
