@@ -1,0 +1,40 @@
+"""Start-up checks of the Redis server: what must hold there for the bus to keep its promises (B11)."""
+
+from __future__ import annotations
+
+from common.bus.client import Bus
+from common.bus.keys import Keys
+from common.bus.registry import parse_info
+from common.errors import MillstreamError
+
+_OLDEST = (7, 0)
+
+
+class UnfitServerError(MillstreamError):
+    """This Redis cannot carry the bus."""
+
+
+def check_server(url: str, keys: Keys, partitions: int) -> None:
+    """Raises `UnfitServerError` with what to change when the server is too old, may evict keys, or already
+    serves processes with another number of partitions."""
+    bus = Bus(url, name="check", connections=1)
+    try:
+        server = parse_info(bus.do("INFO", "server"))
+        version = server.get("redis_version", "0.0")
+        if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+            raise UnfitServerError(f"Redis {version} is too old: 7.0 or newer is needed, or any Valkey")
+        policy = parse_info(bus.do("INFO", "memory")).get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise UnfitServerError(
+                f"Redis may evict keys (maxmemory-policy {policy}), which would lose requests: "
+                "set maxmemory-policy noeviction"
+            )
+        bus.do("HSETNX", keys.meta(), "partitions", partitions)
+        agreed = int(bus.do("HGET", keys.meta(), "partitions"))
+        if agreed != partitions:
+            raise UnfitServerError(
+                f"this Redis was set up with {agreed} partitions and this process has --partitions "
+                f"{partitions}: use the same everywhere, or another --key-prefix"
+            )
+    finally:
+        bus.close()

@@ -1,0 +1,1 @@
+"""The detokenizer process: token records into text, between `tok` and the reply streams."""

@@ -1,0 +1,161 @@
+"""The decoders of one partition: each record becomes a delta, an end, or nothing.
+
+A choice that is met in the middle (after a takeover, or a Redis that rolled back) is rebuilt from its token
+log; what its decoder would have released by then is already published.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from common.bus.client import Bus
+from common.bus.handoffs import Finished, Text
+from common.bus.keys import Keys
+from common.errors import DeadlineError
+from common.messages import TokRecord, parse_ids, parse_out
+from common.sampling import SamplingParams
+from workers.text.stream import ChoiceDecoder, Decoders
+
+#: Records of choices that are not wanted any more are remembered as such, up to this many choices.
+_UNWANTED_LIMIT = 10_000
+#: Entries of a reply stream looked at per call when searching a choice's last text.
+_PAGE = 200
+#: Tokens of the prompt that the decoder may look at (it may end inside a character).
+_TAIL = 8
+
+
+class _State:
+    """One choice being decoded."""
+
+    __slots__ = ("at", "choices", "cls", "deadline", "decoder", "floor", "model", "next")
+
+    def __init__(self, decoder: ChoiceDecoder, model: str, cls: str, choices: int, deadline: int) -> None:
+        self.decoder = decoder
+        self.model = model
+        self.cls = cls
+        self.choices = choices
+        self.deadline = deadline
+        #: Index of the next record.
+        self.next = 0
+        #: Code points the decoder has released, and those that are published for certain.
+        self.at = 0
+        self.floor = 0
+
+
+class Choices:
+    """Decoder states of the choices of one partition. For one thread."""
+
+    def __init__(self, bus: Bus, keys: Keys, decoders: Decoders) -> None:
+        self._bus = bus
+        self._keys = keys
+        self._decoders = decoders
+        self._states: dict[tuple[str, int], _State] = {}
+        self._unwanted: set[tuple[str, int]] = set()
+
+    def clear(self) -> None:
+        """Forget everything; it is rebuilt from Redis as records come."""
+        self._states.clear()
+        self._unwanted.clear()
+
+    def prune(self, now_ms: int) -> None:
+        """Forget choices whose deadline has passed: their scheduler will not send an end any more."""
+        for key in [key for key, state in self._states.items() if state.deadline < now_ms]:
+            del self._states[key]
+        if len(self._unwanted) > _UNWANTED_LIMIT:
+            self._unwanted.clear()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def push(self, record: TokRecord) -> Text | Finished | None:
+        """What one record adds to its reply stream."""
+        key = (record.uid, record.choice)
+        state = self._states.get(key)
+        if state is None or state.next != record.index:
+            if key in self._unwanted:
+                if record.end:
+                    self._unwanted.discard(key)
+                return None
+            state = self._load(record)
+            if state is None:
+                if not record.end:
+                    self._unwanted.add(key)
+                return None
+            self._states[key] = state
+        if record.error:
+            del self._states[key]
+            return self._failed(record, state)
+        delta = state.decoder.push(record.token, record.end)
+        state.next += 1
+        text, at = delta.text, state.at
+        state.at += len(text)
+        if at < state.floor:  # an older decoder had released more: what is out stays, and is not repeated
+            text, at = text[state.floor - at :], max(at, min(state.floor, state.at))
+        if not delta.finish_reason:
+            return Text(record.uid, record.choice, delta.n, at, text) if text else None
+        del self._states[key]
+        if not record.end:  # a stop string: the engine goes on until it is told
+            self._unwanted.add(key)
+        stop = "" if delta.stop_reason is None else orjson.dumps(delta.stop_reason).decode()
+        return Finished(
+            record.uid,
+            record.choice,
+            state.choices,
+            state.model,
+            state.cls,
+            n=delta.n,
+            at=at,
+            text=text,
+            finish=delta.finish_reason,
+            stop=stop,
+            halt=not record.end,
+        )
+
+    def _failed(self, record: TokRecord, state: _State) -> Finished:
+        kind, message = record.error, record.message
+        if kind == "cancelled" and self._bus.do("HEXISTS", self._keys.req(record.uid), "expired"):
+            kind, message = "deadline", DeadlineError().message
+        return Finished(
+            record.uid,
+            record.choice,
+            state.choices,
+            state.model,
+            state.cls,
+            error=kind,
+            message=message,
+        )
+
+    def _load(self, record: TokRecord) -> _State | None:
+        """The state before ``record``; None when its reply has ended, or is gone."""
+        names = (
+            "terminal", f"finish:{record.choice}", "params", "model", "class", "choices", "n", "deadline", "ids",
+        )  # fmt: skip
+        row = self._bus.do("HMGET", self._keys.req(record.uid), *names)
+        terminal, finish, params, model, cls, choices, n, deadline, ids = row
+        if params is None or choices is None or terminal is not None or finish is not None:
+            return None
+        prompt = ids.split(b";")[record.choice // int(n)]
+        tail = parse_ids(b",".join(prompt.rsplit(b",", _TAIL)[-_TAIL:]))
+        decoder = self._decoders.start(SamplingParams.from_json(params), tail)
+        state = _State(decoder, model.decode(), cls.decode(), int(choices), int(deadline))
+        if record.index:
+            tokens = parse_ids(self._bus.do("GET", self._keys.gen(record.uid, record.choice)) or b"")
+            state.at = decoder.replay(tokens[: record.index])
+            state.floor = self._published(record.uid, record.choice)
+        state.next = record.index
+        return state
+
+    def _published(self, uid: str, choice: int) -> int:
+        """Code points of the choice's text that are in the reply stream."""
+        newest: Any = "+"
+        while True:
+            page = self._bus.do("XREVRANGE", self._keys.out(uid), newest, "-", "COUNT", _PAGE)
+            for entry_id, fields in page:
+                entry = parse_out(entry_id, fields)
+                if entry.choice == choice:
+                    return entry.at + len(entry.text)
+            if len(page) < _PAGE:
+                return 0
+            newest = b"(" + page[-1][0]

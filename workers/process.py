@@ -1,0 +1,72 @@
+"""What every worker process sets up the same way: its bus, its keys, its lease, its runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common import logging
+from common.bus.client import Bus, ping_until
+from common.bus.keys import Keys
+from common.bus.leases import Lease, Progress
+from common.bus.server import check_server
+from common.errors import MillstreamError
+from common.exitcodes import ExitCode
+from common.logging import Log
+from common.settings import Settings
+from workers.runner import Runner, Worker
+
+log = Log(__name__)
+
+_REDIS_WAIT_S = 30.0
+
+
+class Process:
+    """The common parts of one worker process, and its run."""
+
+    def __init__(self, settings: Settings, role: str) -> None:
+        self.settings = settings
+        self.role = role
+        self.worker_id = settings.worker_id
+        self.keys = Keys(settings.key_prefix)
+        self.bus = Bus(settings.redis_url, name=self.worker_id)
+        self.progress = Progress()
+        self._stats: Callable[[], Mapping[str, Any]] = dict
+        self.lease = Lease(
+            settings.redis_url,
+            self.keys,
+            worker=self.worker_id,
+            role=role,
+            model=settings.served_model_name,
+            partitions=settings.partitions,
+            ttl_ms=settings.lease_ms,
+            progress=self.progress,
+            stats=lambda: self._stats(),
+        )
+
+    @property
+    def reply_ttl_ms(self) -> int:
+        """How long a finished reply stays readable."""
+        return int(self.settings.reply_ttl * 1000)
+
+    def run(self, worker: Worker, stats: Callable[[], Mapping[str, Any]]) -> int:
+        """Runs the worker to its end; returns the exit code."""
+        self._stats = stats
+        runner = Runner(worker, self.lease, self.progress, grace_s=self.settings.shutdown_grace)
+        try:
+            return runner.run()
+        finally:
+            self.bus.close()
+
+
+def main(settings: Settings, role: str, start: Callable[[Process], int]) -> int:
+    """The frame of a role's `run`: logging, a Redis that fits, and errors as one line and an exit code."""
+    logging.setup(settings.log_level, settings.log_format, role, settings.worker_id)
+    try:
+        ping_until(settings.redis_url, timeout_s=_REDIS_WAIT_S, sleep=time.sleep)
+        check_server(settings.redis_url, Keys(settings.key_prefix), settings.partitions)
+        return start(Process(settings, role))
+    except MillstreamError as error:
+        log.error("cannot run", reason=error.message)
+        return ExitCode.FAILED

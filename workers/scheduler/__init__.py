@@ -1,0 +1,1 @@
+"""The scheduler process: the bridge between `sched` and an engine."""

@@ -1,0 +1,111 @@
+"""Where a scheduler's work comes from: fresh entries, stranded entries, and entries of dead peers.
+
+One partition at a time, interactive before batch, and never more than the engine has room for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from common.bus.client import Bus
+from common.bus.keys import CLASSES, SCHEDULERS, Keys
+from common.bus.peers import OBSERVE_S, PeerWatch
+from common.bus.streams import Bell, Entry, GroupReader
+
+#: How often entries of lost replies are searched for.
+STRANDED_S = 2.0
+#: Fresh entries are looked for at least this often, should a bell have been missed.
+POLL_S = 1.0
+
+
+class Intake:
+    """All `sched` streams of one model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        keys: Keys,
+        *,
+        model: str,
+        worker: str,
+        partitions: int,
+        lease_ms: int,
+        wake: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._readers = {
+            p: [GroupReader(bus, keys.sched(p, model, cls), SCHEDULERS, worker) for cls in CLASSES]
+            for p in range(partitions)
+        }
+        self._watches = {
+            p: PeerWatch(bus, keys, p, SCHEDULERS, me=worker, lease_ms=lease_ms) for p in range(partitions)
+        }
+        self._news = [True] * partitions
+        self._next_poll = self._next_stranded = self._next_scan = 0.0
+        self._first = 0
+        self._bells = [
+            Bell(
+                bus.url,
+                [reader.stream for reader in readers],
+                lambda p=p: self._ring(p),  # type: ignore[misc]
+                name=f"{worker}-bell-{p}",
+            )
+            for p, readers in self._readers.items()
+        ]
+
+    def start(self) -> None:
+        """Creates the groups and starts listening."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.ensure()
+        for bell in self._bells:
+            bell.start()
+
+    def stop(self) -> None:
+        for bell in self._bells:
+            bell.stop()
+
+    def _ring(self, partition: int) -> None:
+        self._news[partition] = True
+        self._wake.set()
+
+    def fresh(self, room: int) -> list[Entry]:
+        """New work, at most ``room`` entries."""
+        now = self._clock()
+        if now >= self._next_poll:
+            self._next_poll = now + POLL_S
+            self._news = [True] * len(self._news)
+        partitions = len(self._news)
+        ringing = [p for i in range(partitions) if self._news[p := (self._first + i) % partitions]]
+        self._first = (self._first + 1) % partitions
+        for partition in ringing:  # cleared before the read: what comes in meanwhile rings again
+            self._news[partition] = False
+        entries: list[Entry] = []
+        for level in range(len(CLASSES)):
+            for partition in ringing:
+                asked = room - len(entries)
+                got = self._readers[partition][level].read(asked) if asked > 0 else []
+                if len(got) >= asked:
+                    self._news[partition] = True  # there may be more
+                entries += got
+        return entries
+
+    def recovered(self, held: Collection[str]) -> list[Entry]:
+        """Work of dead peers and of lost replies; ``held`` are the entry ids in hand. Mostly empty."""
+        now = self._clock()
+        entries: list[Entry] = []
+        if now >= self._next_scan:
+            self._next_scan = now + OBSERVE_S
+            for partition, readers in self._readers.items():
+                for reader in readers:
+                    entries += self._watches[partition].scan(reader.stream)
+        if now >= self._next_stranded:
+            self._next_stranded = now + STRANDED_S
+            for readers in self._readers.values():
+                for reader in readers:
+                    entries += reader.stranded(held)
+        return [entry for entry in entries if entry.id not in held]

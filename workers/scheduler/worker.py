@@ -1,0 +1,274 @@
+"""The scheduler: takes choices from `sched`, drives the engine, sends each step's tokens with EMIT.
+
+Ack policy: an entry stays pending for the whole generation and is acked by the EMIT that carries its end;
+the pending list is the list of who owns what.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common import errors
+from common.bus import handoffs
+from common.bus.client import Bus, FencedError
+from common.bus.handoffs import Emitted, EmitEnd, EmitRow, Started, Step
+from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
+from common.bus.leases import Progress
+from common.bus.streams import Entry
+from common.logging import Log
+from common.messages import Request, TokRecord, format_record
+from workers.engine.types import Engine, EngineRequest, Finish, Output
+from workers.scheduler.emitter import TICK_S, Emitter
+from workers.scheduler.intake import Intake
+
+log = Log(__name__)
+
+#: Crashes without progress after which a choice is given up (B8).
+MAX_ATTEMPTS = 3
+#: The engine waits while this many steps of a partition await the detokenizer.
+BACKLOG = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One choice in hand: where its entry is pending."""
+
+    uid: str
+    choice: int
+    partition: int
+    cls: str
+    entry: str
+
+
+class SchedulerWorker:
+    """A `workers.runner.Worker` around one engine."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        keys: Keys,
+        build_engine: Callable[[], Engine],
+        *,
+        model: str,
+        worker: str,
+        partitions: int,
+        lease_ms: int,
+        progress: Progress,
+        announce: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._keys = keys
+        self._build_engine = build_engine
+        self._model = model
+        self._worker = worker
+        self._announce = announce
+        self._engine: Engine | None = None
+        self.wake = threading.Event()
+        self._intake = Intake(
+            bus, keys, model=model, worker=worker, partitions=partitions, lease_ms=lease_ms, wake=self.wake
+        )
+        self._emitters = [
+            Emitter(
+                bus, keys, p, worker=worker, progress=progress, on_reply=self._note, on_fenced=self._on_fenced
+            )
+            for p in range(partitions)
+        ]
+        self._jobs: dict[str, Job] = {}
+        self._held: set[str] = set()
+        self._replies: dict[int, Emitted] = {}
+        self._paused: set[str] = set()
+        self._stash: dict[int, Step] = {}
+        self._fence: FencedError | None = None
+        self._draining = False
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        self._engine = self._build_engine()
+        self._intake.start()
+        for emitter in self._emitters:
+            emitter.start()
+        self._announce()
+        log.info("ready", model=self._model)
+
+    def begin_drain(self) -> None:
+        self._draining = True
+
+    def busy(self) -> bool:
+        return bool(self._jobs or self._stash) or not all(emitter.idle() for emitter in self._emitters)
+
+    def shutdown(self) -> None:
+        self._intake.stop()
+        for emitter in self._emitters:
+            emitter.stop(timeout_s=2.0)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Readings for the registry; called from the lease thread."""
+        if self._engine is None:
+            return {"loading": True}
+        stats = self._engine.stats()
+        return {name: getattr(stats, name) for name in stats.__slots__}
+
+    # -- loop ---------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        if self._fence is not None:
+            raise self._fence
+        assert self._engine is not None
+        engine = self._engine
+        self._obey(engine)
+        if not self._draining:
+            self._take_in(engine)
+        self._flush_stash()
+        if engine.has_work() and not self._stash and not self._clogged():
+            self._send(engine.step())
+        else:
+            self.wake.wait(TICK_S)
+            self.wake.clear()
+
+    def _clogged(self) -> bool:
+        """Whether a step's results could not be sent now, or would pile up before the detokenizer."""
+        behind = any(reply.backlog > BACKLOG for reply in self._replies.values())
+        return behind or any(emitter.full() for emitter in self._emitters)
+
+    def _take_in(self, engine: Engine) -> None:
+        for entry in self._intake.recovered(self._held):
+            self._start(engine, entry)
+        room = engine.room()
+        if room > 0:
+            for entry in self._intake.fresh(room):
+                self._start(engine, entry)
+
+    def _start(self, engine: Engine, entry: Entry) -> None:
+        """One entry becomes a job, or goes away because nobody wants it any more."""
+        cls = entry.stream.rpartition(":")[2]
+        uid, choice = entry.uid, entry.choice
+        counts = entry.claimed and not entry.drained
+        started = self._bus.run(
+            handoffs.start(self._keys, cls, self._model, uid, choice, self._worker, counts=counts)
+        )
+        if started.code == "ENDED":
+            drop = handoffs.drop(
+                self._keys, entry.stream, SCHEDULERS, entry.id, uid, choice, cls=cls, model=self._model
+            )
+            self._bus.run(drop)
+            return
+        key = f"{uid}/{choice}"
+        if key in self._jobs:
+            return
+        self._jobs[key] = Job(uid, choice, partition_of(uid), cls, entry.id)
+        self._held.add(entry.id)
+        if started.code == "CANCELLED":
+            self._end(key, len(started.output_ids), errors.CancelledError())
+        elif started.attempts >= MAX_ATTEMPTS:
+            self._end(key, len(started.output_ids), errors.WorkerCrashedError())
+        else:
+            engine.add(self._engine_request(key, choice, started))
+
+    def _engine_request(self, key: str, choice: int, started: Started) -> EngineRequest:
+        request = started.request
+        assert isinstance(request, Request)
+        prompt, sample = divmod(choice, request.n)
+        return EngineRequest(
+            key=key,
+            prompt_ids=request.ids[prompt],
+            params=request.params,
+            seed=request.params.choice_seed(sample),
+            output_ids=started.output_ids,
+            priority=CLASSES.index(request.cls) if request.cls in CLASSES else 0,
+            salt=request.tenant,
+        )
+
+    # -- out ----------------------------------------------------------------------------------------------
+
+    def _send(self, outputs: list[Output]) -> None:
+        """One step's outputs, grouped by partition."""
+        rows: dict[int, list[EmitRow]] = defaultdict(list)
+        ends: dict[int, list[EmitEnd]] = defaultdict(list)
+        cached: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        for output in outputs:
+            job = self._jobs[output.key]
+            uid, choice = job.uid, job.choice
+            if output.finish is None:  # the plain token, by far the most common
+                record, piece = f"{uid} {choice} {output.index} {output.token}", f"{output.token},"
+                rows[job.partition].append(EmitRow(uid, choice, record, piece))
+            else:
+                rows[job.partition].append(_end_row(job, output))
+                ends[job.partition].append(self._close(output.key))
+            if output.cached_tokens:
+                cached[job.partition].append((uid, output.cached_tokens))
+        for partition, some in rows.items():
+            step = Step(tuple(some), tuple(ends[partition]), tuple(cached[partition]))
+            self._emitters[partition].submit(step)
+
+    def _close(self, key: str, dead_reason: str = "") -> EmitEnd:
+        job = self._jobs.pop(key)
+        self._held.discard(job.entry)
+        self._paused.discard(key)
+        return EmitEnd(job.uid, job.choice, self._model, job.cls, job.entry, dead_reason)
+
+    def _end(self, key: str, index: int, error: errors.MillstreamError) -> None:
+        """Ends a choice that never reached the engine; sent when its partition's emitter has room."""
+        job = self._jobs[key]
+        kind = errors.kind_of(error)
+        record = TokRecord(job.uid, job.choice, index, None, "error", kind, error.message)
+        row = EmitRow(job.uid, job.choice, format_record(record), "")
+        end = self._close(key, error.message if kind == "crashed" else "")
+        waiting = self._stash.get(job.partition, Step())
+        self._stash[job.partition] = Step((*waiting.rows, row), (*waiting.ends, end))
+
+    def _flush_stash(self) -> None:
+        for partition in list(self._stash):
+            if not self._emitters[partition].full():
+                self._emitters[partition].submit(self._stash.pop(partition))
+
+    # -- control ------------------------------------------------------------------------------------------
+
+    def _note(self, partition: int, reply: Emitted) -> None:
+        """Called from an emitter's thread."""
+        self._replies[partition] = reply
+        if reply.stored or reply.cancel or reply.pause or self._paused:
+            self.wake.set()  # there is room for the next step, or something to obey
+
+    def _on_fenced(self, error: FencedError) -> None:
+        """Called from an emitter's thread."""
+        self._fence = error
+        self.wake.set()
+
+    def _obey(self, engine: Engine) -> None:
+        """Cancels and pauses what the control sets say; the sets may also name others' requests."""
+        replies = list(self._replies.values())
+        for reply in replies:
+            for uid, choice in reply.lost:
+                engine.cancel(f"{uid}/{choice}")
+        cancels = frozenset().union(*(reply.cancel for reply in replies))
+        if cancels:
+            for key, job in list(self._jobs.items()):
+                if key in cancels or job.uid in cancels:
+                    engine.cancel(key)
+        pauses = frozenset().union(*(reply.pause for reply in replies))
+        if not pauses and not self._paused:
+            return
+        wanted = {key for key, job in self._jobs.items() if job.uid in pauses}
+        for key in wanted - self._paused:
+            engine.pause(key)
+        for key in self._paused - wanted:
+            engine.resume(key)
+        self._paused = wanted
+
+
+def _end_row(job: Job, output: Output) -> EmitRow:
+    """The record of an engine's end: a token with stop or length, or an error without one."""
+    if output.finish is Finish.CANCELLED:
+        end, kind, message = "error", "cancelled", errors.CancelledError().message
+    elif output.finish is Finish.ERROR:
+        end, kind, message = "error", "internal", output.error
+    else:
+        end, kind, message = str(output.finish), "", ""
+    record = TokRecord(job.uid, job.choice, output.index, output.token, end, kind, message)
+    piece = "" if output.token is None else f"{output.token},"
+    return EmitRow(job.uid, job.choice, format_record(record), piece)

@@ -1,0 +1,1 @@
+"""The tokenizer process: chat templates and encoding, between `in` and `sched`."""

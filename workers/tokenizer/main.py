@@ -1,0 +1,43 @@
+"""The tokenizer as a process: settings in, exit code out. Never loads torch."""
+
+from __future__ import annotations
+
+from common.settings import Settings
+from workers import process
+from workers.checkpoint import load_config, locate
+from workers.process import Process
+from workers.tokenizer.worker import TokenizerWorker, Work
+
+
+def run(settings: Settings) -> int:
+    """Runs a tokenizer until it is told to stop; returns the exit code."""
+    return process.main(settings, "tokenizer", _start)
+
+
+def _start(proc: Process) -> int:
+    settings = proc.settings
+    checkpoint = locate(settings.model, weights=False)
+    config = load_config(checkpoint)
+    limit = config.max_position_embeddings
+    if settings.max_model_len is not None:
+        limit = min(settings.max_model_len, limit)
+
+    def load() -> Work:
+        from workers.text.chat import ChatTemplate
+        from workers.text.codec import TokenCodec
+        from workers.tokenizer.jobs import Jobs
+
+        return Jobs(TokenCodec.load(checkpoint), ChatTemplate.load(checkpoint), config.vocab_size).work
+
+    worker = TokenizerWorker(
+        proc.bus,
+        proc.keys,
+        load,
+        model=settings.served_model_name,
+        max_model_len=limit,
+        worker=proc.worker_id,
+        partitions=settings.partitions,
+        lease_ms=settings.lease_ms,
+        ttl_ms=proc.reply_ttl_ms,
+    )
+    return proc.run(worker, worker.stats)

@@ -1,0 +1,208 @@
+"""The tokenizer's loop: jobs from `in`, token ids to `sched`.
+
+Ack policy: an entry is acked by the hand-off itself (TOK_DONE, TOK_END); the first finisher wins, so a job
+that two workers did is harmless.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common import errors
+from common.bus import handoffs
+from common.bus.client import Bus
+from common.bus.handoffs import Gate
+from common.bus.keys import CLASSES, TOKENIZERS, Keys
+from common.bus.peers import OBSERVE_S, PeerWatch
+from common.bus.registry import ModelInfo
+from common.bus.streams import Bell, Entry, GroupReader
+from common.errors import MillstreamError
+from common.logging import Log
+from common.messages import OutEntry, Request
+
+log = Log(__name__)
+
+#: Tries a job gets over worker crashes (B8).
+MAX_ATTEMPTS = 3
+_READ_COUNT = 16
+_IDLE_S = 0.5
+_STRANDED_S = 2.0
+#: How old the model's limits may be.
+_LIMITS_S = 2.0
+
+#: Does one job: (prompts of token ids, "") for the engine, or ((), JSON answer). Raises `MillstreamError`.
+Work = Callable[[Request, int], tuple[list[list[int]], str]]
+
+
+class TokenizerWorker:
+    """A `workers.runner.Worker`; ``work`` is the text side, loaded by ``load`` at start-up."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        keys: Keys,
+        load: Callable[[], Work],
+        *,
+        model: str,
+        max_model_len: int,
+        worker: str,
+        partitions: int,
+        lease_ms: int,
+        ttl_ms: int,
+    ) -> None:
+        self._bus = bus
+        self._keys = keys
+        self._load = load
+        self._work: Work | None = None
+        self._model = model
+        self._max_model_len = max_model_len
+        self._worker = worker
+        self._ttl_ms = ttl_ms
+        self.wake = threading.Event()
+        self._readers = [
+            GroupReader(bus, keys.work_in(p, model, cls), TOKENIZERS, worker)
+            for cls in CLASSES
+            for p in range(partitions)
+        ]
+        self._watches = {
+            p: PeerWatch(bus, keys, p, TOKENIZERS, me=worker, lease_ms=lease_ms) for p in range(partitions)
+        }
+        self._bells = [
+            Bell(
+                bus.url,
+                [keys.work_in(p, model, cls) for cls in CLASSES],
+                self.wake.set,
+                name=f"{worker}-bell-{p}",
+            )
+            for p in range(partitions)
+        ]
+        self._partitions = partitions
+        self._next_scan = self._next_stranded = self._next_limits = 0.0
+        self._draining = False
+        self._done = 0
+
+    def startup(self) -> None:
+        self._work = self._load()
+        for reader in self._readers:
+            reader.ensure()
+        for bell in self._bells:
+            bell.start()
+        log.info("ready", model=self._model)
+
+    def begin_drain(self) -> None:
+        self._draining = True
+
+    def busy(self) -> bool:
+        return False  # a pass finishes what it reads
+
+    def shutdown(self) -> None:
+        for bell in self._bells:
+            bell.stop()
+
+    def stats(self) -> Mapping[str, Any]:
+        """Readings for the registry."""
+        return {"jobs": self._done}
+
+    def step(self) -> None:
+        self._refresh_limits()
+        entries = self._recovered()
+        for reader in self._readers:
+            entries += reader.read(_READ_COUNT)
+        for entry in entries:
+            self._do(entry)
+        if not entries:
+            self.wake.wait(_IDLE_S)
+            self.wake.clear()
+
+    def _refresh_limits(self) -> None:
+        """The scheduler decides how long a request may be (its KV cache may be smaller than the model)."""
+        now = time.monotonic()
+        if now >= self._next_limits:
+            self._next_limits = now + _LIMITS_S
+            text = self._bus.do("HGET", self._keys.models(), self._model)
+            if text is not None:
+                self._max_model_len = ModelInfo.from_json(text).max_model_len
+
+    def _recovered(self) -> list[Entry]:
+        """Jobs of dead peers, and of lost replies: nothing is held between two passes."""
+        now = time.monotonic()
+        entries: list[Entry] = []
+        if now >= self._next_scan:
+            self._next_scan = now + OBSERVE_S
+            for index, reader in enumerate(self._readers):
+                entries += self._watches[index % self._partitions].scan(reader.stream)
+        if now >= self._next_stranded:
+            self._next_stranded = now + _STRANDED_S
+            known = {entry.id for entry in entries}
+            for reader in self._readers:
+                entries += reader.stranded(known)
+        return entries
+
+    def _do(self, entry: Entry) -> None:
+        reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        if b"kind" not in fields or b"terminal" in fields:
+            self._drop(entry)
+            return
+        request = Request.from_fields(entry.uid, fields)
+        if entry.claimed and not entry.drained:
+            attempts = self._bus.run(handoffs.attempt(self._keys, entry.uid, self._worker))
+            if attempts > MAX_ATTEMPTS:
+                self._end(entry, request, errors.WorkerCrashedError())
+                return
+        assert self._work is not None
+        try:
+            prompts, answer = self._work(request, self._max_model_len)
+        except MillstreamError as error:
+            self._end(entry, request, error)
+        except Exception:
+            log.exception("a job failed", uid=entry.uid)
+            self._end(entry, request, MillstreamError("The request could not be tokenized."))
+        else:
+            self._hand_off(entry, request, prompts, answer)
+        self._done += 1
+
+    def _hand_off(self, entry: Entry, request: Request, prompts: list[list[int]], answer: str) -> None:
+        if answer:
+            end = OutEntry("", answer=answer, end="done")
+            gate = self._bus.run(
+                handoffs.tok_end(self._keys, request, entry.id, end, ttl_ms=self._ttl_ms, worker=self._worker)
+            )
+        else:
+            left_ms = self._left_ms(request)
+            gate = self._bus.run(handoffs.tok_done(self._keys, request, entry.id, prompts, left_ms))
+        if gate is not Gate.OK:
+            log.debug("a job was done by somebody else, or is not wanted", uid=entry.uid, gate=gate)
+
+    def _left_ms(self, request: Request) -> int:
+        """Life of the reply and the token logs: as long as the request's own hash."""
+        left = int(self._bus.do("PTTL", self._keys.req(request.uid)))
+        return max(left, 1000)
+
+    def _end(self, entry: Entry, request: Request, error: MillstreamError) -> None:
+        kind = errors.kind_of(error)
+        end = OutEntry("", end="error", error=kind, message=error.message, param=error.param or "")
+        self._bus.run(
+            handoffs.tok_end(
+                self._keys,
+                request,
+                entry.id,
+                end,
+                ttl_ms=self._ttl_ms,
+                worker=self._worker,
+                dead_reason=error.message if kind == "crashed" else "",
+            )
+        )
+
+    def _drop(self, entry: Entry) -> None:
+        cls = entry.stream.rpartition(":")[2]
+        self._bus.run(
+            handoffs.drop(
+                self._keys, entry.stream, TOKENIZERS, entry.id, entry.uid, 0, cls=cls, model=self._model
+            )
+        )
+
+
