@@ -102,6 +102,9 @@ class Supervisor:
                 slot.child.signal(signal.SIGKILL)
         for child in children:
             child.wait(10.0)
+        for slot in leaving:
+            # Forgotten here, so that its exit, still waiting in the queue, is not taken for a death.
+            slot.child = None
 
     def pids(self, role: str) -> list[int]:
         """Process ids of a role's running processes."""
