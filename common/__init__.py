@@ -1,1 +1,1 @@
-"""Words every room shares: settings, errors, messages, and the bus. Never imports torch, transformers or fastapi."""
+"""Words all rooms share: settings, errors, messages, the bus. Never imports torch, transformers, fastapi."""

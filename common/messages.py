@@ -1,6 +1,6 @@
 """What travels through Redis, as typed values and their text forms.
 
-Rules of evolution (B10): a new field has a default, an unknown field is ignored, no field changes its meaning.
+Rules of evolution (B10): new fields have defaults, unknown fields are ignored, none changes its meaning.
 All forms are text that `redis-cli` shows as it is; numbers are decimal.
 """
 

@@ -42,8 +42,12 @@ class Process:
             partitions=settings.partitions,
             ttl_ms=settings.lease_ms,
             progress=self.progress,
-            stats=lambda: self._stats(),
+            stats=self._read_stats,
         )
+
+    def _read_stats(self) -> Mapping[str, Any]:
+        """The worker's readings; the lease exists before the worker does."""
+        return self._stats()
 
     @property
     def reply_ttl_ms(self) -> int:

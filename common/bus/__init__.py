@@ -1,1 +1,1 @@
-"""The bus protocol over Redis: key names, Lua scripts, connections, leases. The only package that imports redis."""
+"""The bus protocol over Redis: keys, Lua scripts, connections, leases. Nothing else imports redis."""

@@ -31,7 +31,7 @@ _POOL_WAIT_S = 5.0
 
 
 class FencedError(MillstreamError):
-    """This worker was declared dead and must not write any more; it exits and comes back under a new id."""
+    """A worker that was declared dead must not write any more; it exits and comes back under a new id."""
 
 
 class NoGroupError(MillstreamError):
@@ -68,7 +68,7 @@ def _from_reply(error: redis.exceptions.ResponseError) -> MillstreamError:
     if text.startswith(
         ("LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNKILLABLE", "BUSY ")
     ):
-        return BusDownError(f"Redis cannot take writes now: {text.split(' ')[0]}.")
+        return BusDownError(f"Redis cannot take writes now: {text.partition(' ')[0]}.")
     return MillstreamError(f"Redis refused a command: {text}")
 
 
@@ -168,8 +168,10 @@ class AsyncBus:
         self.redis.response_callbacks.clear()  # raw replies, the same for both clients
 
     async def run(self, call: Call[T]) -> T:
-        """`Bus.run`, never cut short by the caller's cancellation: a command cancelled in flight would
-        cost its connection, and the client that went away still wants its hand-off finished."""
+        """`Bus.run`, never cut short by the caller's cancellation.
+
+        A command cancelled in flight would cost its connection, and its hand-off is to be finished anyway.
+        """
         return await asyncio.shield(self._run(call))
 
     async def _run(self, call: Call[T]) -> T:

@@ -145,7 +145,7 @@ class Started:
 
 
 def start(
-    keys: Keys, cls: str, model: str, uid: str, choice: int, worker: str, *, counts: bool
+    keys: Keys, uid: str, choice: int, *, model: str, cls: str, worker: str, counts: bool
 ) -> Call[Started]:
     """START, by the scheduler: takes one choice; ``counts`` when its last owner crashed."""
     p = partition_of(uid)
@@ -171,7 +171,7 @@ def start(
 
 
 def drop(
-    keys: Keys, stream: str, group: str, entry: str, uid: str, choice: int, *, cls: str, model: str
+    keys: Keys, uid: str, choice: int, *, stream: str, group: str, entry: str, model: str, cls: str
 ) -> Call[int]:
     """DROP, by whoever read a work entry that nobody wants any more."""
     p = partition_of(uid)
@@ -220,8 +220,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Answer of EMIT. BEHIND: Redis rolled back to ``stored``; resend from there. Otherwise the control
-    sets of the partition (B9), the backlog of `tok`, and the (uid, choice) whose logs are gone."""
+    """Answer of EMIT.
+
+    BEHIND: Redis rolled back to ``stored``; resend from there. OK: the control sets of the partition (B9),
+    the backlog of `tok`, and the (uid, choice) whose logs are gone.
+    """
 
     code: str
     stored: int
@@ -376,7 +379,7 @@ def cancel(keys: Keys, uid: str, *, model: str, cls: str, ttl_ms: int, error: st
 
 
 def expire(keys: Keys, uid: str, *, model: str, cls: str, owner: str, ttl_ms: int, lost_ms: int) -> Call[str]:
-    """EXPIRE, by every API's sweep, for an overdue member of `inflight`; ``owner`` as HGET said ('' for none)."""
+    """EXPIRE, by every sweep, for an overdue member of `inflight`; ``owner`` is empty when none is known."""
     names = (*_request_keys(keys, uid, model, cls), keys.lease(partition_of(uid), owner or "-"))
     return Call("expire", names, (uid, ttl_ms, owner, lost_ms), lambda r: str(r, "ascii"))
 

@@ -11,12 +11,14 @@ _OLDEST = (7, 0)
 
 
 class UnfitServerError(MillstreamError):
-    """This Redis cannot carry the bus."""
+    """The Redis server cannot carry the bus."""
 
 
 def check_server(url: str, keys: Keys, partitions: int) -> None:
-    """Raises `UnfitServerError` with what to change when the server is too old, may evict keys, or already
-    serves processes with another number of partitions."""
+    """Raises `UnfitServerError`, saying what to change, when the server is unfit.
+
+    That is when it is too old, may evict keys, or already serves processes with another number of partitions.
+    """
     bus = Bus(url, name="check", connections=1)
     try:
         server = parse_info(bus.do("INFO", "server"))

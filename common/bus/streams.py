@@ -78,7 +78,9 @@ class GroupReader:
     def stranded(self, held: Collection[str]) -> list[Entry]:
         """Entries pending on this consumer that it does not hold: replies that were lost on the way."""
         try:
-            pending = self._bus.do("XPENDING", self.stream, self.group, "-", "+", _PENDING_PAGE, self.consumer)
+            pending = self._bus.do(
+                "XPENDING", self.stream, self.group, "-", "+", _PENDING_PAGE, self.consumer
+            )
         except NoGroupError:
             return []
         found = []
@@ -97,7 +99,7 @@ class Bell:
 
     def __init__(self, url: str, streams: Collection[str], ring: Callable[[], None], *, name: str) -> None:
         self._url = url
-        self._last = {stream: "" for stream in streams}
+        self._last = dict.fromkeys(streams, "")
         self._ring = ring
         self._name = name
         self._stop = threading.Event()
@@ -117,7 +119,7 @@ class Bell:
                 self._wait(bus)
             except MillstreamError as error:
                 log.debug("the bell lost Redis", error=error.message)
-                self._last = {stream: "" for stream in self._last}
+                self._last = dict.fromkeys(self._last, "")
                 self._stop.wait(0.2)
         bus.close()
 
@@ -127,7 +129,9 @@ class Bell:
                 newest = bus.do("XREVRANGE", stream, "+", "-", "COUNT", 1)
                 self._last[stream] = newest[0][0].decode() if newest else "0-0"
                 self._ring()
-        reply = bus.do("XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", *self._last, *self._last.values())
+        reply = bus.do(
+            "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", *self._last, *self._last.values()
+        )
         for stream, entries in reply or ():
             self._last[stream.decode()] = entries[-1][0].decode()
         if reply:

@@ -16,7 +16,7 @@ from common.bus.keys import Keys
 from common.errors import DeadlineError
 from common.messages import TokRecord, parse_ids, parse_out
 from common.sampling import SamplingParams
-from workers.text.stream import ChoiceDecoder, Decoders
+from workers.text.stream import ChoiceDecoder, TextStreams
 
 #: Records of choices that are not wanted any more are remembered as such, up to this many choices.
 _UNWANTED_LIMIT = 10_000
@@ -24,12 +24,13 @@ _UNWANTED_LIMIT = 10_000
 _PAGE = 200
 #: Tokens of the prompt that the decoder may look at (it may end inside a character).
 _TAIL = 8
+_LATE_MS = 60_000
 
 
 class _State:
     """One choice being decoded."""
 
-    __slots__ = ("at", "choices", "cls", "deadline", "decoder", "floor", "model", "next")
+    __slots__ = ("choices", "cls", "deadline", "decoder", "floor", "model")
 
     def __init__(self, decoder: ChoiceDecoder, model: str, cls: str, choices: int, deadline: int) -> None:
         self.decoder = decoder
@@ -37,20 +38,17 @@ class _State:
         self.cls = cls
         self.choices = choices
         self.deadline = deadline
-        #: Index of the next record.
-        self.next = 0
-        #: Code points the decoder has released, and those that are published for certain.
-        self.at = 0
+        #: Code points that are published for certain; less than the decoder released only after an upgrade.
         self.floor = 0
 
 
 class Choices:
     """Decoder states of the choices of one partition. For one thread."""
 
-    def __init__(self, bus: Bus, keys: Keys, decoders: Decoders) -> None:
+    def __init__(self, bus: Bus, keys: Keys, streams: TextStreams) -> None:
         self._bus = bus
         self._keys = keys
-        self._decoders = decoders
+        self._streams = streams
         self._states: dict[tuple[str, int], _State] = {}
         self._unwanted: set[tuple[str, int]] = set()
 
@@ -60,20 +58,20 @@ class Choices:
         self._unwanted.clear()
 
     def prune(self, now_ms: int) -> None:
-        """Forget choices whose deadline has passed: their scheduler will not send an end any more."""
-        for key in [key for key, state in self._states.items() if state.deadline < now_ms]:
+        """Forget choices whose deadline is well past: their scheduler will not send an end any more.
+
+        ``now_ms`` may be this machine's clock; a choice forgotten too early is rebuilt at its next record.
+        """
+        for key in [key for key, state in self._states.items() if state.deadline + _LATE_MS < now_ms]:
             del self._states[key]
         if len(self._unwanted) > _UNWANTED_LIMIT:
             self._unwanted.clear()
-
-    def __len__(self) -> int:
-        return len(self._states)
 
     def push(self, record: TokRecord) -> Text | Finished | None:
         """What one record adds to its reply stream."""
         key = (record.uid, record.choice)
         state = self._states.get(key)
-        if state is None or state.next != record.index:
+        if state is None or state.decoder.n != record.index:
             if key in self._unwanted:
                 if record.end:
                     self._unwanted.discard(key)
@@ -87,12 +85,13 @@ class Choices:
         if record.error:
             del self._states[key]
             return self._failed(record, state)
-        delta = state.decoder.push(record.token, record.end)
-        state.next += 1
-        text, at = delta.text, state.at
-        state.at += len(text)
+        if record.token is None:
+            delta = state.decoder.end(record.end)
+        else:
+            delta = state.decoder.push(record.index, record.token, record.end or None)
+        text, at = delta.text, delta.at
         if at < state.floor:  # an older decoder had released more: what is out stays, and is not repeated
-            text, at = text[state.floor - at :], max(at, min(state.floor, state.at))
+            text, at = text[state.floor - at :], min(state.floor, at + len(text))
         if not delta.finish_reason:
             return Text(record.uid, record.choice, delta.n, at, text) if text else None
         del self._states[key]
@@ -129,22 +128,21 @@ class Choices:
 
     def _load(self, record: TokRecord) -> _State | None:
         """The state before ``record``; None when its reply has ended, or is gone."""
-        names = (
-            "terminal", f"finish:{record.choice}", "params", "model", "class", "choices", "n", "deadline", "ids",
-        )  # fmt: skip
-        row = self._bus.do("HMGET", self._keys.req(record.uid), *names)
+        wanted = "params", "model", "class", "choices", "n", "deadline", "ids"
+        row = self._bus.do(
+            "HMGET", self._keys.req(record.uid), "terminal", f"finish:{record.choice}", *wanted
+        )
         terminal, finish, params, model, cls, choices, n, deadline, ids = row
         if params is None or choices is None or terminal is not None or finish is not None:
             return None
         prompt = ids.split(b";")[record.choice // int(n)]
         tail = parse_ids(b",".join(prompt.rsplit(b",", _TAIL)[-_TAIL:]))
-        decoder = self._decoders.start(SamplingParams.from_json(params), tail)
+        decoder = ChoiceDecoder(self._streams.open(SamplingParams.from_json(params)), tail)
         state = _State(decoder, model.decode(), cls.decode(), int(choices), int(deadline))
         if record.index:
             tokens = parse_ids(self._bus.do("GET", self._keys.gen(record.uid, record.choice)) or b"")
-            state.at = decoder.replay(tokens[: record.index])
+            decoder.replay(tokens[: record.index])
             state.floor = self._published(record.uid, record.choice)
-        state.next = record.index
         return state
 
     def _published(self, uid: str, choice: int) -> int:

@@ -23,10 +23,10 @@ def _start(proc: Process) -> int:
 
     def load() -> Callable[[int], Choices]:
         from workers.text.codec import TokenCodec
-        from workers.text.stream import Decoders
+        from workers.text.stream import TextStreams
 
-        decoders = Decoders(TokenCodec.load(checkpoint))
-        return lambda _partition: Choices(proc.bus, proc.keys, decoders)
+        streams = TextStreams(TokenCodec.load(checkpoint))
+        return lambda _partition: Choices(proc.bus, proc.keys, streams)
 
     worker = DetokenizerWorker(
         proc.bus,

@@ -26,6 +26,7 @@ log = Log(__name__)
 #: Entries (engine steps) per read, so per commit.
 _COUNT = 64
 _RETRY_S = 0.1
+_PRUNE_S = 30.0
 
 
 class PartitionLoop:
@@ -53,6 +54,7 @@ class PartitionLoop:
         self._progress = progress
         self._on_fenced = on_fenced
         self._offset = ""
+        self._next_prune = time.monotonic() + _PRUNE_S
         self._stop = threading.Event()
         self._name = f"partition-{partition}"
         self._blocking = BlockingBus(bus.url, name=f"{name}-tok-{partition}")
@@ -107,6 +109,9 @@ class PartitionLoop:
 
     def _pass(self) -> None:
         """Reads what is new, decodes it, commits it."""
+        if time.monotonic() >= self._next_prune:
+            self._next_prune = time.monotonic() + _PRUNE_S
+            self._choices.prune(int(time.time() * 1000))
         tok = self._keys.tok(self.partition)
         if not self._offset:
             self._offset = self._committed()

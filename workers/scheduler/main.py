@@ -85,7 +85,7 @@ class _Builder:
             id=self._settings.served_model_name,
             max_model_len=self._max_model_len,
             vocab_size=self._config.vocab_size,
-            created=self._checkpoint.created,
+            created=int(self._checkpoint.path.stat().st_mtime),
             generation_defaults=self._config.generation_defaults,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 from common import errors
 from common.bus import handoffs
 from common.bus.client import Bus, FencedError
-from common.bus.handoffs import Emitted, EmitEnd, EmitRow, Started, Step
+from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Started, Step
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
 from common.bus.streams import Entry
@@ -149,11 +149,20 @@ class SchedulerWorker:
         uid, choice = entry.uid, entry.choice
         counts = entry.claimed and not entry.drained
         started = self._bus.run(
-            handoffs.start(self._keys, cls, self._model, uid, choice, self._worker, counts=counts)
+            handoffs.start(
+                self._keys, uid, choice, model=self._model, cls=cls, worker=self._worker, counts=counts
+            )
         )
         if started.code == "ENDED":
             drop = handoffs.drop(
-                self._keys, entry.stream, SCHEDULERS, entry.id, uid, choice, cls=cls, model=self._model
+                self._keys,
+                uid,
+                choice,
+                stream=entry.stream,
+                group=SCHEDULERS,
+                entry=entry.id,
+                model=self._model,
+                cls=cls,
             )
             self._bus.run(drop)
             return

@@ -201,8 +201,13 @@ class TokenizerWorker:
         cls = entry.stream.rpartition(":")[2]
         self._bus.run(
             handoffs.drop(
-                self._keys, entry.stream, TOKENIZERS, entry.id, entry.uid, 0, cls=cls, model=self._model
+                self._keys,
+                entry.uid,
+                0,
+                stream=entry.stream,
+                group=TOKENIZERS,
+                entry=entry.id,
+                model=self._model,
+                cls=cls,
             )
         )
-
-
