@@ -14,6 +14,8 @@ from common import settings as table
 from common.settings import DEFAULT_REDIS_URL, ROLES, TABLE, Command, Settings, SettingsError
 from tests.helpers.source import ROOT
 
+DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+
 
 def test_a_flag_wins_over_a_variable_and_that_over_the_default() -> None:
     environ = {"MILLSTREAM_PORT": "9000", "MILLSTREAM_PARTITIONS": "4"}
@@ -153,3 +155,9 @@ def test_the_readme_lists_every_setting() -> None:
 
 def test_every_setting_is_documented() -> None:
     assert all(setting.spec.help.endswith(".") and setting.spec.commands for setting in TABLE)
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "README.md", "Makefile", *DOCS])
+def test_documents_name_only_settings_that_exist(file: str) -> None:
+    named = set(re.findall(r"MILLSTREAM_[A-Z_]*[A-Z]", (ROOT / file).read_text()))
+    assert named <= {setting.env for setting in TABLE}
