@@ -10,11 +10,12 @@ from common import logging
 from common.bus.client import Bus, ping_until
 from common.bus.keys import Keys
 from common.bus.leases import Lease, Progress
-from common.bus.server import check_server
+from common.bus.server import UnfitServerError, check_server
 from common.errors import MillstreamError
 from common.exitcodes import ExitCode
 from common.logging import Log
 from common.settings import Settings
+from workers.checkpoint.errors import CheckpointError
 from workers.runner import Runner, Worker
 
 log = Log(__name__)
@@ -71,6 +72,10 @@ def main(settings: Settings, role: str, start: Callable[[Process], int]) -> int:
         ping_until(settings.redis_url, timeout_s=_REDIS_WAIT_S, sleep=time.sleep)
         check_server(settings.redis_url, Keys(settings.key_prefix), settings.partitions)
         return start(Process(settings, role))
+    except (CheckpointError, UnfitServerError) as error:
+        # Trying again cannot help: a supervisor ends with this line instead of starting us for ever.
+        log.error("cannot run with these settings", reason=error.message)
+        return ExitCode.USAGE
     except MillstreamError as error:
         log.error("cannot run", reason=error.message)
         return ExitCode.FAILED
