@@ -68,12 +68,20 @@ class Extra:
 class Stack:
     """One running `millstream serve`."""
 
-    def __init__(self, *flags: str, ready_timeout: float = 60.0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        ready_timeout: float = 60.0,
+        env: dict[str, str] | None = None,
+        group: bool = False,
+    ) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._flags = flags
         self._env = clean_environment(**(env or {}))
         self._ready_timeout = ready_timeout
+        #: In a process group of its own, as a shell would start it in a terminal.
+        self._group = group
         self._process: subprocess.Popen[bytes] | None = None
         self._extras: list[Extra] = []
         self._folder = tempfile.TemporaryDirectory(prefix="millstream-test-")
@@ -185,7 +193,10 @@ class Stack:
         for extra in self._extras:
             extra.process.wait(timeout)
         everyone = self.processes()
-        self._process.send_signal(number)
+        if self._group:
+            os.killpg(self.pid, number)
+        else:
+            self._process.send_signal(number)
         code = self._process.wait(timeout)
         left = [process for process in everyone if process.is_running() and _still_ours(process)]
         assert not left, f"left behind: {left}\n{self.logs()[-4000:]}"
@@ -225,6 +236,7 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                process_group=0 if self._group else None,
             )
 
 

@@ -1,0 +1,174 @@
+"""`millstream serve` as a person at a terminal meets it: starting, surviving, stopping."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers.stack import ROOT, Stack, clean_environment, millstream
+from tests.helpers.waiting import until
+
+NULL = ("--engine", "null", "--null-step-ms", "0")
+WORKERS = ("tokenizer", "scheduler", "detokenizer")
+
+
+def refused(*flags: str) -> str:
+    """What `serve` says when it ends with the exit code for unusable settings."""
+    done = subprocess.run(
+        millstream("serve", *flags),
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def ask(port: int, text: str = "hello") -> str:
+    """One short completion from the null engine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    body = {"model": "smollm2-135m-instruct", "prompt": text, "max_tokens": 4, "seed": 1}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    said = json.loads(reply.read())
+    connection.close()
+    assert reply.status == 200, said
+    return str(said["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def serving() -> Stack:
+    with Stack(*NULL, "--api-replicas", "2") as running:
+        yield running
+
+
+def test_every_role_is_a_process_that_names_itself(serving: Stack) -> None:
+    for role, number in {"serve": 1, "redis": 1, "api": 2, **dict.fromkeys(WORKERS, 1)}.items():
+        assert len(serving.pids(role)) == number, role
+    # And nothing beside them, but for what a role may start for itself.
+    assert all(process.ppid() == serving.pid for process in serving.processes()[1:])
+
+
+def test_the_terminal_says_what_happens_and_what_to_try(serving: Stack) -> None:
+    said = serving.logs()
+    assert "Redis started" in said
+    assert said.count("Try it:") == 1
+    command = re.search(r"^curl .*?[^\\]$", said, re.MULTILINE | re.DOTALL)
+    assert command
+    words = shlex.split(command[0].replace("\\\n", " "))
+    assert f"{serving.base_url}/v1/chat/completions" in words
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "smollm2-135m-instruct"
+    assert body["stream"] is True
+
+
+@pytest.mark.parametrize("role", [*WORKERS, "api"])
+def test_a_killed_role_comes_back(serving: Stack, role: str) -> None:
+    answer = ask(serving.port)
+    old = serving.kill(role)
+    serving.wait_replaced(role, old)
+    serving.wait_ready()
+    assert ask(serving.port) == answer
+
+
+def test_the_port_is_never_lost(serving: Stack) -> None:
+    old = serving.kill("api")
+    # Nobody can answer at this moment, but the connection waits instead of being refused.
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=5):
+        pass
+    serving.wait_replaced("api", old)
+    assert serving.is_ready()
+
+
+def test_a_killed_redis_comes_back_with_its_data(serving: Stack) -> None:
+    with serving.redis() as client:
+        client.set("kept", "yes")
+        old = serving.kill("redis")
+        serving.wait_replaced("redis", old)
+        serving.wait_ready()
+        assert client.get("kept") == "yes"
+        client.delete("kept")
+    ask(serving.port)
+
+
+def test_passwords_are_not_on_command_lines(serving: Stack) -> None:
+    for process in serving.processes():
+        assert "redis://" not in " ".join(process.cmdline())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_soon_and_leaves_nothing(
+    start_stack: Callable[..., Stack], number: signal.Signals
+) -> None:
+    stack = start_stack(*NULL)
+    data = re.search(r"data=(\S+)", stack.logs())
+    before = time.monotonic()
+    assert stack.stop(number) == 0
+    assert time.monotonic() - before < 5.0
+    assert data
+    assert not Path(data[1]).exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", stack.port), timeout=1)
+
+
+def test_ctrl_c_reaches_the_whole_terminal_and_still_ends_in_order() -> None:
+    """A terminal sends SIGINT to its whole foreground group; the children must not take it themselves."""
+    with Stack(*NULL, group=True) as stack:
+        assert stack.stop(signal.SIGINT) == 0
+        assert "Traceback" not in stack.logs()
+        assert "Redis died" not in stack.logs()
+
+
+def test_killing_the_supervisor_takes_everything_down(start_stack: Callable[..., Stack]) -> None:
+    stack = start_stack(*NULL)
+    everyone = stack.processes()
+    os.kill(stack.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(everyone[1:], timeout=5)
+    assert not alive
+
+
+def test_it_stops_while_it_starts() -> None:
+    stack = Stack(*NULL)
+    try:
+        stack.start(wait=False)
+        until(lambda: stack.pids("scheduler"), "a scheduler process")
+        assert stack.stop() == 0
+    finally:
+        stack.kill_all()
+
+
+def test_data_survive_a_restart_of_everything(start_stack: Callable[..., Stack], tmp_path: Path) -> None:
+    flags = (*NULL, "--data-dir", str(tmp_path / "data"))
+    first = start_stack(*flags)
+    with first.redis() as client:
+        client.set("kept", "yes")
+    first.stop()
+    with start_stack(*flags).redis() as client:
+        assert client.get("kept") == "yes"
+
+
+def test_a_taken_port_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refused("--port", str(port))
+    assert said == f"millstream serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_model_that_does_not_exist_ends_it_with_a_clear_line() -> None:
+    assert "/does/not/exist" in refused("--port", "0", "--model", "/does/not/exist.gguf")
