@@ -29,11 +29,17 @@ if owned then
   return 'FLAGGED'
 end
 if not req[2] then
+  -- Other choices may still be running elsewhere: their schedulers are told to stop.
+  if req[1] == 'running' then redis.call('SADD', KEYS[5], ARGV[1]) end
   local queued = req[1] ~= 'running'
   end_reply(KEYS[1], KEYS[2], ARGV[2], now, 'error', {
     'error', queued and 'unavailable' or 'deadline',
     'message', queued and 'The request waited too long in the queue.'
       or 'The request did not finish before its deadline.', 'param', ''})
 end
-free_place(ARGV[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+if req[1] == 'running' then
+  redis.call('ZREM', KEYS[3], ARGV[1])
+else
+  free_place(ARGV[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+end
 return 'ENDED'
