@@ -51,12 +51,14 @@ class DetokenizerWorker:
         self._loops: dict[int, PartitionLoop] = {}
         self._fence: FencedError | None = None
         self._orphan_since: dict[int, float] = {}
+        self._draining = False
 
     def startup(self) -> None:
         self._make_choices = self._load()
         log.info("ready")
 
     def begin_drain(self) -> None:
+        self._draining = True
         for loop in self._loops.values():
             loop.stop()
 
@@ -81,14 +83,19 @@ class DetokenizerWorker:
     def step(self) -> None:
         if self._fence is not None:
             raise self._fence
+        if not self._draining:
+            self._share_out()
+        self.wake.wait(_EVERY_S)
+        self.wake.clear()
+
+    def _share_out(self) -> None:
+        """Take what is free within this process's share, or orphaned; give up what is beyond the share."""
         share = -(-self._partitions // max(1, self._peers()))
         if len(self._loops) > share:
             self._give_up(next(iter(self._loops)))
         for partition in range(self._partitions):
             if partition not in self._loops and (len(self._loops) < share or self._orphaned(partition)):
                 self._take(partition)
-        self.wake.wait(_EVERY_S)
-        self.wake.clear()
 
     def _peers(self) -> int:
         """Live detokenizers, this one included."""
