@@ -23,7 +23,7 @@ from common import settings as table
 from common.bus.client import Bus
 from common.bus.embedded import EmbeddedRedis, EmbeddedRedisError
 from common.bus.keys import Keys
-from common.bus.leases import retire
+from common.bus.leases import mark_dead
 from common.children import Program
 from common.exitcodes import ExitCode
 from common.logging import Log
@@ -89,8 +89,7 @@ class _Obituaries:
         self._bus = Bus(settings.redis_url, name="supervisor", connections=1, timeout_s=1.0, retries=0)
 
     def publish(self, worker_id: str) -> None:
-        for partition in range(self._partitions):
-            self._bus.run(retire(self._keys, partition, worker_id, drained=False))
+        mark_dead(self._bus, self._keys, self._partitions, worker_id)
 
     def close(self) -> None:
         self._bus.close()
