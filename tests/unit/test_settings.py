@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cli import main
 from common import settings as table
 from common.settings import DEFAULT_REDIS_URL, ROLES, TABLE, Command, Settings, SettingsError
-from tests.helpers.source import ROOT
+from tests.helpers.source import ROOT, modules
 
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
 
@@ -161,3 +162,15 @@ def test_every_setting_is_documented() -> None:
 def test_documents_name_only_settings_that_exist(file: str) -> None:
     named = set(re.findall(r"MILLSTREAM_[A-Z_]*[A-Z]", (ROOT / file).read_text()))
     assert named <= {setting.env for setting in TABLE}
+
+
+def test_every_setting_is_used() -> None:
+    read = {
+        node.attr
+        for module in modules()
+        if module.name != "common.settings"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+    }
+    # No setting may promise what nobody does.
+    assert {setting.name for setting in TABLE} <= read
