@@ -6,6 +6,7 @@ Each role's code is imported only when that role runs, so an API process never l
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,9 @@ from common.settings import Command, Settings, SettingsError
 from common.version import VERSION
 
 _SUMMARY = "An LLM inference server whose nervous system is Redis Streams."
+
+#: Not the hard limit itself, which may be in the millions: some libraries walk through all of them.
+_MOST_FILES = 65_536
 
 _ABOUT = {
     Command.SERVE: "Run everything on this machine: Redis and one process per role.",
@@ -31,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = Command(flags.pop("command"))
     try:
         chosen = settings.from_environment(command, flags)
+        _raise_file_limit()
         logging.setup(chosen.log_level, chosen.log_format, command, chosen.worker_id)
         return _run(command, chosen)
     except SettingsError as error:
@@ -54,6 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
                 help=argparse.SUPPRESS if setting.spec.internal else shown.replace("%", "%%"),
             )
     return parser
+
+
+def _raise_file_limit() -> None:
+    """A stream is an open file, and the usual soft limit of 1,024 would be the first bound to be hit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _run(command: Command, chosen: Settings) -> int:
