@@ -1,1 +1,1 @@
-"""Processes behind the bus (tokenizer, scheduler, detokenizer) and their libraries (text, engine, checkpoint)."""
+"""Processes behind the bus (tokenizer, scheduler, detokenizer) and the libraries they are made of."""
