@@ -94,7 +94,7 @@ class Stack:
             try:
                 self.wait_ready(self._ready_timeout)
             except BaseException:
-                self.kill_all()
+                self.discard()
                 raise
         return self
 
@@ -214,6 +214,11 @@ class Stack:
         if self._process is not None:
             self._process.wait(10)
 
+    def discard(self) -> None:
+        """`kill_all`, and forget the log."""
+        self.kill_all()
+        self._folder.cleanup()
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -224,8 +229,7 @@ class Stack:
             if error is None and self._process is not None and self._process.poll() is None:
                 self.stop()
         finally:
-            self.kill_all()
-            self._folder.cleanup()
+            self.discard()
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:

@@ -150,7 +150,7 @@ def test_it_stops_while_it_starts() -> None:
         until(lambda: stack.pids("scheduler"), "a scheduler process")
         assert stack.stop() == 0
     finally:
-        stack.kill_all()
+        stack.discard()
 
 
 def test_data_survive_a_restart_of_everything(start_stack: Callable[..., Stack], tmp_path: Path) -> None:
