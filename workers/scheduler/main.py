@@ -7,6 +7,8 @@ from common.logging import Log
 from common.settings import Settings
 from workers import process
 from workers.checkpoint import Checkpoint, ModelConfig, load_config, locate
+from workers.engine.config import EngineConfig
+from workers.engine.core import NativeEngine
 from workers.engine.null import NullEngine
 from workers.engine.types import Engine
 from workers.process import Process
@@ -63,21 +65,34 @@ class _Builder:
                 vocab_size=self._config.vocab_size,
                 eos_ids=tuple(self._config.eos_ids),
             )
-        from workers.engine.loader import build_engine
+        # Only here: the null engine runs without torch.
+        from workers.engine.loader import build_runner
 
-        engine, self._max_model_len = build_engine(
+        log.info("loading weights", path=self._checkpoint.path.name, dtype=settings.dtype)
+        runner = build_runner(
             self._checkpoint,
             self._config,
-            model_id=settings.served_model_name,
             dtype=settings.dtype,
             max_model_len=self._max_model_len,
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            kv_cache_tokens=settings.kv_cache_tokens,
             block_size=settings.block_size,
+            kv_cache_tokens=settings.kv_cache_tokens,
             progress=_log_progress,
         )
-        return engine
+        # A request longer than the whole cache could never run, so none is promised.
+        self._max_model_len = min(self._max_model_len, runner.num_blocks * runner.block_size)
+        limits = EngineConfig(
+            max_model_len=self._max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            block_size=settings.block_size,
+        )
+        return NativeEngine(
+            runner,
+            config=limits,
+            eos_ids=tuple(self._config.eos_ids),
+            model_id=f"{settings.served_model_name}:{settings.dtype}",
+        )
 
     def info(self) -> ModelInfo:
         """What the API and the tokenizers must know of the model."""
@@ -91,4 +106,6 @@ class _Builder:
 
 
 def _log_progress(done: int, total: int) -> None:
-    log.info("loading weights", percent=100 * done // max(total, 1))
+    """A line for every quarter of the layers."""
+    if done * 4 // total != (done - 1) * 4 // total:
+        log.info("loading weights", percent=100 * done // total)

@@ -1,1 +1,1 @@
-"""The tokenizer process: chat templates and encoding, between `in` and `sched`."""
+"""The tokenizer process: turns admitted requests into token ids, and answers /tokenize and /detokenize."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import errors
@@ -34,7 +34,7 @@ _STRANDED_S = 2.0
 _LIMITS_S = 2.0
 
 #: Does one job: (prompts of token ids, "") for the engine, or ((), JSON answer). Raises `MillstreamError`.
-Work = Callable[[Request, int], tuple[list[list[int]], str]]
+Work = Callable[[Request, int], tuple[Sequence[Sequence[int]], str]]
 
 
 class TokenizerWorker:
@@ -165,7 +165,9 @@ class TokenizerWorker:
             self._hand_off(entry, request, prompts, answer)
         self._done += 1
 
-    def _hand_off(self, entry: Entry, request: Request, prompts: list[list[int]], answer: str) -> None:
+    def _hand_off(
+        self, entry: Entry, request: Request, prompts: Sequence[Sequence[int]], answer: str
+    ) -> None:
         if answer:
             end = OutEntry("", answer=answer, end="done")
             gate = self._bus.run(
