@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from common.messages import Request, dumps
 from common.settings import Settings
 from workers import process
 from workers.checkpoint import load_config, locate
@@ -12,7 +9,7 @@ from workers.process import Process
 from workers.text.chat import ChatTemplate
 from workers.text.codec import TokenCodec
 from workers.text.source import load_source
-from workers.tokenizer.jobs import Answer, Job, ModelLimits, TokenizerJobs
+from workers.tokenizer.jobs import Jobs
 from workers.tokenizer.worker import TokenizerWorker, Work
 
 
@@ -31,7 +28,7 @@ def _start(proc: Process) -> int:
 
     def load() -> Work:
         source = load_source(checkpoint)
-        return _Work(TokenCodec(source), ChatTemplate.of(source), config.vocab_size)
+        return Jobs(TokenCodec(source), ChatTemplate.of(source), config.vocab_size).work
 
     worker = TokenizerWorker(
         proc.bus,
@@ -45,23 +42,3 @@ def _start(proc: Process) -> int:
         ttl_ms=proc.reply_ttl_ms,
     )
     return proc.run(worker, worker.stats)
-
-
-class _Work:
-    """The text side as the worker calls it; remade when the schedulers announce another limit."""
-
-    def __init__(self, codec: TokenCodec, template: ChatTemplate, vocab_size: int) -> None:
-        self._codec = codec
-        self._template = template
-        self._vocab_size = vocab_size
-        self._max_model_len = 0
-        self._jobs: TokenizerJobs | None = None
-
-    def __call__(self, request: Request, max_model_len: int) -> tuple[Sequence[Sequence[int]], str]:
-        if self._jobs is None or max_model_len != self._max_model_len:
-            self._max_model_len = max_model_len
-            self._jobs = TokenizerJobs(
-                self._codec, self._template, ModelLimits(max_model_len, self._vocab_size)
-            )
-        done = self._jobs.run(Job(request.kind, request.payload, request.params))
-        return ((), dumps(done.body)) if isinstance(done, Answer) else (done.prompts, "")

@@ -1,0 +1,205 @@
+"""What the tokenizer process does with one request: render, encode, check. Pure; knows no Redis.
+
+Fields have the names and meanings of the HTTP API, which has checked their shapes; what only the model's
+tokenizer, template and limits can tell is checked here. Faults of the request raise `InvalidRequestError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from common.errors import ContextLengthError, InvalidRequestError
+from common.messages import Kind, Request, dumps
+from common.sampling import SamplingParams
+from workers.text.chat import ChatTemplate
+from workers.text.codec import TokenCodec
+from workers.text.literal import LiteralText
+
+#: Most prompts of one completion request.
+MAX_PROMPTS = 1024
+#: Texts of fewer characters per token of context are encoded whole, to say exactly how long they are.
+_CHARS_PER_TOKEN = 32
+#: /tokenize takes texts of this many context lengths.
+_COUNTABLE_CONTEXTS = 8
+#: Tokens that cutting a text in two may add at most.
+_CUT_SLACK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How many tokens the model takes, and how many of them a prompt may have."""
+
+    context: int
+    prompt: int
+
+
+class _Encode(Protocol):
+    """Text to token ids: with control tokens, or with some of them as text."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class Jobs:
+    """Does jobs for one model.
+
+    With ``literal_special_tokens`` what spells a control token in messages stays text; without, it becomes
+    the token, as it always does in the prompts of completions.
+    """
+
+    def __init__(
+        self,
+        codec: TokenCodec,
+        template: ChatTemplate,
+        vocab_size: int,
+        *,
+        literal_special_tokens: bool = True,
+    ) -> None:
+        self._codec = codec
+        self._template = template
+        #: Rows of the model's vocabulary: ids from 0 to one less are valid, with or without a token.
+        self._vocab_size = vocab_size
+        self._literal = LiteralText(codec) if literal_special_tokens else None
+
+    def work(self, request: Request, max_model_len: int) -> tuple[list[list[int]], str]:
+        """Do one job: (prompts, "") for the engine, in the order of the request, or ([], JSON answer).
+
+        ``max_model_len`` bounds prompt and completion together, so a prompt must leave room for one token;
+        except to score it (max_tokens 0), which generates nothing.
+        """
+        payload = request.payload
+        if request.kind is Kind.TOKENIZE:
+            return [], dumps(self._tokenize(payload, max_model_len))
+        if request.kind is Kind.DETOKENIZE:
+            ids = self._ids(payload.get("tokens"), "tokens")
+            return [], dumps({"prompt": self._codec.decode(ids, skip_special_tokens=False)})
+        self._check_params(request.params)
+        room = _Room(max_model_len, max_model_len - (0 if request.params.max_tokens == 0 else 1))
+        if request.kind is Kind.CHAT:
+            return [_checked(self._chat(payload, room), room, "messages")], ""
+        return [_checked(ids, room, "prompt") for ids in self._prompts(payload, room)], ""
+
+    def _chat(self, payload: Mapping[str, Any], room: _Room) -> list[int]:
+        messages, tools, kwargs = (
+            payload.get(name) for name in ("messages", "tools", "chat_template_kwargs")
+        )
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise InvalidRequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
+        encode: _Encode = self._codec.encode
+        if self._literal is not None:
+            messages, tools, kwargs = self._literal.mark([messages, tools, kwargs])
+            encode = self._literal.encode
+        continued = _flag(payload, "continue_final_message", False)
+        text = self._template.render(
+            messages,
+            add_generation_prompt=_flag(payload, "add_generation_prompt", not continued),
+            continue_final_message=continued,
+            tools=tools,
+            kwargs=kwargs,
+        )
+        special = _flag(payload, "add_special_tokens", False)  # the template writes them itself
+        return _encode_within(encode, text, special, room, "messages")
+
+    def _prompts(self, payload: Mapping[str, Any], room: _Room) -> list[list[int]]:
+        prompts = _as_prompts(payload.get("prompt"))
+        if len(prompts) > MAX_PROMPTS:
+            raise InvalidRequestError(f"prompt has more than {MAX_PROMPTS} items", param="prompt")
+        special = _flag(payload, "add_special_tokens", True)
+        return [
+            _encode_within(self._codec.encode, prompt, special, room, "prompt")
+            if isinstance(prompt, str)
+            else self._ids(prompt, "prompt")
+            for prompt in prompts
+        ]
+
+    def _tokenize(self, payload: Mapping[str, Any], max_model_len: int) -> dict[str, Any]:
+        # Counting is not limited to what fits; the bound only keeps one caller from taking all the time.
+        room = _Room(max_model_len, _COUNTABLE_CONTEXTS * max_model_len)
+        if payload.get("messages") is not None:
+            ids = self._chat(payload, room)
+        else:
+            prompt = payload.get("prompt")
+            if not isinstance(prompt, str):
+                raise InvalidRequestError("prompt must be a string", param="prompt")
+            special = _flag(payload, "add_special_tokens", True)
+            ids = _encode_within(self._codec.encode, prompt, special, room, "prompt")
+        answer = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids}
+        if payload.get("return_token_strs"):
+            answer["token_strs"] = [self._codec.token_spelling(token) for token in ids]
+        return answer
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for token, _ in params.logit_bias:
+            self._check_id(token, "logit_bias")
+        for token in params.stop_token_ids:
+            self._check_id(token, "stop_token_ids")
+
+    def _ids(self, value: Any, param: str) -> list[int]:
+        if not isinstance(value, list | tuple):
+            raise InvalidRequestError(f"{param} must be a list of token ids", param=param)
+        for token in value:
+            self._check_id(token, param)
+        return list(value)
+
+    def _check_id(self, token: Any, param: str) -> None:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise InvalidRequestError(f"{param} holds {token!r:.40}, which is no token id", param=param)
+        if not 0 <= token < self._vocab_size:
+            raise InvalidRequestError(
+                f"{param} holds the token id {token}; this model's are 0 to {self._vocab_size - 1}",
+                param=param,
+            )
+
+
+def _encode_within(
+    encode: _Encode, text: str, add_special_tokens: bool, room: _Room, param: str
+) -> list[int]:
+    """Encode a text without spending more on a giant one than on the longest that fits.
+
+    A giant text is encoded in a prefix that doubles until it alone is too long.
+    """
+    size = _CHARS_PER_TOKEN * room.prompt
+    while size < len(text):
+        ids = encode(text[:size], add_special_tokens=add_special_tokens)
+        if len(ids) > room.prompt + _CUT_SLACK:
+            raise _too_long(len(ids), room, param, at_least=True)
+        size *= 2
+    return encode(text, add_special_tokens=add_special_tokens)
+
+
+def _checked(ids: list[int], room: _Room, param: str) -> list[int]:
+    if not ids:
+        raise InvalidRequestError(f"{param} must not be empty", param=param)
+    if len(ids) > room.prompt:
+        raise _too_long(len(ids), room, param)
+    return ids
+
+
+def _too_long(count: int, room: _Room, param: str, *, at_least: bool = False) -> ContextLengthError:
+    number = f"at least {count}" if at_least else str(count)
+    completion = ", which leaves no room for a completion" if count == room.context else ""
+    return ContextLengthError(
+        f"This model's maximum context length is {room.context} tokens. However, your {param} resulted in "
+        f"{number} tokens{completion}. Please reduce the length of the {param}.",
+        param=param,
+    )
+
+
+def _flag(payload: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A boolean field; null means its default."""
+    value = payload.get(name)
+    return default if value is None else bool(value)
+
+
+def _as_prompts(prompt: Any) -> Sequence[Any]:
+    """One prompt or several: a text, a list of ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list | tuple):
+        raise InvalidRequestError("prompt must be a string or a list", param="prompt")
+    if not prompt:
+        raise InvalidRequestError("prompt must not be empty", param="prompt")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
