@@ -66,6 +66,7 @@ class Runner:
         try:
             self._lease.open()
             self._worker.startup()
+            self._lease.announce()
             self._loop()
             finished = self._drain()
             orderly = True

@@ -23,21 +23,21 @@ log = Log(__name__)
 
 #: A loop that made no progress for this long is wedged. Longer than the longest step of a slow machine.
 HANG_S = 30.0
-#: How long a dead worker's lease stays as evidence.
-KEEP_DEAD_MS = 3_600_000
+#: How long the lease of a worker that is dead, or silent, stays as evidence.
+KEEP_MS = 3_600_000
 #: Renewals per lease time.
 _RENEWALS = 4
 
 
 def renew(keys: Keys, partition: int, worker: str, ttl_ms: int, *, opening: bool = False) -> Call[int]:
     """RENEW: a sign of life; returns the server's clock in ms. ``opening`` creates the lease, once."""
-    return Call("renew", (keys.lease(partition, worker),), (worker, ttl_ms, int(opening)), int)
+    return Call("renew", (keys.lease(partition, worker),), (worker, ttl_ms, int(opening), KEEP_MS), int)
 
 
 def retire(keys: Keys, partition: int, worker: str, *, drained: bool) -> Call[int]:
     """RETIRE: marks a worker dead at once. ``drained``: it went in order, which never counts as a crash."""
     names = (keys.lease(partition, worker), keys.detok_lease(partition))
-    return Call("retire", names, (worker, int(drained), KEEP_DEAD_MS), int)
+    return Call("retire", names, (worker, int(drained), KEEP_MS), int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def own_partition(keys: Keys, partition: int, worker: str, ttl_ms: int, *, take:
     return Call(
         "own_partition",
         names,
-        (worker, ttl_ms, int(take)),
+        (worker, ttl_ms, "take" if take else "keep"),
         lambda reply: Ownership(int(reply[0]), bool(reply[1])),
     )
 
@@ -116,16 +116,21 @@ class Lease:
         self._stats = stats
         self.fenced = threading.Event()
         self.draining = False
+        self._serving = False
         self._owned: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
 
     def open(self) -> None:
-        """Creates the leases and starts the thread. Raises `MillstreamError` when Redis does not answer."""
+        """Creates the leases and starts the thread that renews them. Raises `MillstreamError` when Redis does not answer."""
         for partition in self._partitions:
             self._bus.run(renew(self._keys, partition, self.worker, self.ttl_ms, opening=True))
-        self._announce()
         self._thread.start()
+
+    def announce(self) -> None:
+        """Tells everybody that this worker takes work now; the thread repeats it."""
+        self._serving = True
+        self._announce()
 
     def take(self, partition: int) -> Ownership:
         """For detokenizers: takes a free partition; from now on the thread renews it."""
@@ -189,7 +194,8 @@ class Lease:
             held = self._bus.run(own_partition(self._keys, partition, self.worker, self.ttl_ms, take=False))
             if not held.epoch and partition in self._owned:
                 raise FencedError(f"partition {partition} was taken by a peer")
-        self._announce()
+        if self._serving:
+            self._announce()
 
 
 def mark_dead(bus: Bus, keys: Keys, partitions: int, worker: str) -> None:
