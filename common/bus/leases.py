@@ -122,7 +122,7 @@ class Lease:
         self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
 
     def open(self) -> None:
-        """Creates the leases and starts the thread that renews them. Raises `MillstreamError` when Redis does not answer."""
+        """Creates the leases and starts the thread that renews them; raises what `Bus.run` raises."""
         for partition in self._partitions:
             self._bus.run(renew(self._keys, partition, self.worker, self.ttl_ms, opening=True))
         self._thread.start()
