@@ -81,6 +81,8 @@ def _left(
     values, ids = values[order], ids[order]
     kept = min(params.top_k or len(ids), len(ids))
     if params.top_p < 1:
+        if params.top_k > len(ids) and not complete:
+            return None  # the top_k, whose sum top_p is a share of, are not all here
         if params.top_k:
             weights = np.exp(values[:kept])
             weights /= weights.sum()
