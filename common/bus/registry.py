@@ -69,9 +69,19 @@ def announce(
     bus: Bus, keys: Keys, *, worker: str, role: str, model: str, draining: bool, stats: Mapping[str, Any]
 ) -> None:
     """One sign of life, readable by all; gone by itself `WORKER_TTL_MS` after the last."""
+    for command in announcement(keys, worker=worker, role=role, model=model, draining=draining, stats=stats):
+        bus.do(*command)
+
+
+def announcement(
+    keys: Keys, *, worker: str, role: str, model: str, draining: bool, stats: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], ...]:
+    """The commands of `announce`, for those who send them in another way."""
     text = orjson.dumps({"role": role, "model": model, "draining": draining, "stats": dict(stats)})
-    bus.do("SET", keys.worker(worker), text, "PX", WORKER_TTL_MS)
-    bus.do("SADD", keys.workers(), worker)
+    return (
+        ("SET", keys.worker(worker), text, "PX", WORKER_TTL_MS),
+        ("SADD", keys.workers(), worker),
+    )
 
 
 def withdraw(bus: Bus, keys: Keys, worker: str) -> None:
@@ -106,12 +116,16 @@ class View:
 
 
 class Registry:
-    """Polls who is alive; `view` is at most about a second old, `reachable` says whether Redis answered."""
+    """Polls who is alive; `view` is at most about a second old, `reachable` says whether Redis answered.
 
-    def __init__(self, bus: AsyncBus, keys: Keys, *, every_s: float = 1.0) -> None:
+    ``max_bytes`` is a bound on Redis's memory of our own, beside its `maxmemory`; 0 is none.
+    """
+
+    def __init__(self, bus: AsyncBus, keys: Keys, *, every_s: float = 1.0, max_bytes: int = 0) -> None:
         self._bus = bus
         self._keys = keys
         self._every_s = every_s
+        self._max_bytes = max_bytes
         self.view = View()
         self.reachable = False
         self._task: asyncio.Task[None] | None = None
@@ -157,7 +171,7 @@ class Registry:
                 WorkerInfo(name, raw["role"], raw["model"], bool(raw.get("draining")), raw.get("stats", {}))
             )
         memory = parse_info(await self._bus.do("INFO", "memory"))
-        limit = int(memory.get("maxmemory", "0"))
+        limit = min(filter(None, (int(memory.get("maxmemory", "0")), self._max_bytes)), default=0)
         share = int(memory.get("used_memory", "0")) / limit if limit else 0.0
         return View(known, tuple(sorted(workers, key=lambda worker: worker.id)), share, time.monotonic())
 

@@ -29,7 +29,8 @@ _IDLE_WAIT_S = 1.0
 class Subscription:
     """The entries of one request's reply stream, in order, from just after ``after``."""
 
-    def __init__(self, partition: _PartitionReader, uid: str, after: str) -> None:
+    def __init__(self, partition: _PartitionReader, key: str, uid: str, after: str) -> None:
+        self.key = key
         self.uid = uid
         self.after = after
         self._partition = partition
@@ -49,6 +50,10 @@ class Subscription:
         if was_full:
             self._partition.ring()
         return entries
+
+    def wake(self) -> None:
+        """Lets a waiting `next` return now, with nothing if nothing has arrived."""
+        self._ready.set()
 
     def close(self) -> None:
         """Stops following; idempotent."""
@@ -121,15 +126,13 @@ class _PartitionReader:
         key = self._keys.out(uid)
         while key in self.subscriptions:  # a second reader of the same request in this process
             key += " "
-        subscription = Subscription(self, uid, after)
+        subscription = Subscription(self, key, uid, after)
         self.subscriptions[key] = subscription
         self.ring()
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        for key, known in list(self.subscriptions.items()):
-            if known is subscription:
-                del self.subscriptions[key]
+        self.subscriptions.pop(subscription.key, None)
 
     def ring(self) -> None:
         """The list of what to read has changed."""

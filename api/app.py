@@ -1,0 +1,52 @@
+"""The ASGI application: routes, error handlers and the envelope around them, put together. Starts nothing."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from api import errors
+from api.client import ClientGoneError
+from api.middleware import Envelope
+from api.routes import chat, completions, health, models, tokenize
+from api.service import Service
+from common.errors import MillstreamError
+
+_ROUTERS = (chat.router, completions.router, models.router, tokenize.router, health.router)
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The application on ``service``."""
+    # Bodies are parsed by our own code, so FastAPI has no schema of them to publish.
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    for router in _ROUTERS:
+        app.include_router(router(service))
+    app.add_exception_handler(MillstreamError, _on_error)
+    app.add_exception_handler(ValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientGoneError, _on_gone)
+    return Envelope(app)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, MillstreamError)
+    return errors.response(error)
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ValidationError)
+    return errors.response(errors.from_validation(error))
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return errors.response(errors.from_http(error), error.headers)
+
+
+async def _on_gone(_: Request, error: Exception) -> Response:
+    """Nobody reads this; 499 is what proxies write into their logs."""
+    del error
+    return Response(status_code=499)

@@ -1,0 +1,107 @@
+"""One admitted request, as its connection sees it: entries in order, or the reason why there are no more.
+
+A layer over `common.bus.replies` that knows of clients that leave and of a Redis that forgot the request.
+Knows nothing of what the entries say, and runs no command of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from api.client import Client, ClientGoneError
+from common.bus.replies import Subscription
+from common.errors import MillstreamError
+from common.logging import Log
+from common.messages import OutEntry, Request
+
+log = Log(__name__)
+
+#: A reply silent for this long is looked up: Redis may have lost the request.
+_SILENCE_S = 5.0
+
+
+class LostRequestError(MillstreamError):
+    """The request was lost together with the data of Redis."""
+
+
+class Home(Protocol):
+    """What a reply needs from the process it lives in."""
+
+    async def is_lost(self, request: Request) -> bool:
+        """Whether Redis, being there, does not know the request."""
+
+    async def readmit(self, request: Request, deadline: float) -> None:
+        """Puts a lost request back. Raises `MillstreamError` when it cannot be."""
+
+    def closed(self, reply: Reply, *, ended: bool) -> None:
+        """Nobody follows the reply any more; it had its terminal entry, or not."""
+
+
+class Reply:
+    """A request in flight.
+
+    ``deadline`` is on the loop's clock and later than the request's own: workers and sweeps come first.
+    """
+
+    def __init__(
+        self, home: Home, request: Request, subscription: Subscription, client: Client, deadline: float
+    ) -> None:
+        self.request = request
+        self.deadline = deadline
+        #: How often the request was put back after Redis had lost it; its text then starts anew.
+        self.restarts = 0
+        self._home = home
+        self._subscription = subscription
+        self._client = client
+        self._failure: Exception | None = None
+        self._has_text = False
+        self._ended = False
+        self._closed = False
+        client.on_gone(lambda: self.fail(ClientGoneError()))
+
+    @property
+    def uid(self) -> str:
+        """The request's id."""
+        return self.request.uid
+
+    def fail(self, error: Exception) -> None:
+        """Ends the reply from outside: `next` raises ``error``."""
+        self._failure = self._failure or error
+        self._subscription.wake()
+
+    async def next(self) -> list[OutEntry]:
+        """The entries that have arrived, at least one.
+
+        Raises `ClientGoneError`, and `MillstreamError` for a reply that will not go on.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            entries = await self._subscription.next(_SILENCE_S)
+            if entries:
+                last = entries[-1]  # the accepted entry comes before all text, so the last one tells
+                self._has_text = self._has_text or last.choice >= 0
+                self._ended = bool(last.end)
+                return entries
+            if self._failure is None:
+                await self._look_up()
+
+    def close(self) -> None:
+        """Stops following; a request that has not ended is given up. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._subscription.close()
+        self._client.close()
+        self._home.closed(self, ended=self._ended)
+
+    async def _look_up(self) -> None:
+        """Puts the request back if Redis has lost it, unless a part of its text has been sent (B11)."""
+        if not await self._home.is_lost(self.request):
+            return
+        sent = self._has_text and self.request.reply.get("stream")
+        if sent or self.restarts:
+            raise LostRequestError
+        self.restarts += 1
+        log.warning("Redis lost a request, admitting it again", uid=self.uid)
+        await self._home.readmit(self.request, self.deadline)

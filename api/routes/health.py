@@ -1,0 +1,37 @@
+"""`/health` (the process lives), `/ready` (send requests here) and `/version`. None asks Redis anything."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from api.service import Service
+from common.version import VERSION
+
+
+def router(service: Service) -> APIRouter:
+    """The endpoints on ``service``; load balancers ask with GET or HEAD."""
+    routes = APIRouter()
+
+    @routes.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> Response:
+        """200 as long as this process answers at all."""
+        return _json({"status": "ok"})
+
+    @routes.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready() -> Response:
+        """200 when a request sent now would be served; otherwise 503 and why not."""
+        reasons = service.why_not_ready()
+        return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    @routes.get("/version")
+    async def version() -> Response:
+        """The version of the server."""
+        return _json({"version": VERSION})
+
+    return routes
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

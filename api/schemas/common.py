@@ -1,0 +1,191 @@
+"""What chat and completion requests have in common: sampling, stopping, streaming.
+
+Types are strict (true is not 1, "1" is not 1), numbers finite, everything bounded. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from common.bus.registry import ModelInfo
+from common.errors import InvalidRequestError
+from common.sampling import SEED_MAX, SEED_MIN, SamplingParams
+
+MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_SAMPLES = 128
+#: Choices of one request: prompts times samples.
+MAX_CHOICES = 1024
+_COUNT_MAX = 2**31 - 1
+#: Below this a temperature is 0: exact argmax.
+_COLD = 1e-5
+
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+ModelName = Annotated[str, Field(strict=True, min_length=1, max_length=512)]
+TokenIds = Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(max_length=MAX_STOP_TOKEN_IDS)]
+
+
+def _number(*, ge: float, le: float) -> Any:
+    return Field(strict=True, allow_inf_nan=False, ge=ge, le=le)
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop_type", "Input should be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop_count", "There may be at most {limit} strings", {"limit": MAX_STOPS})
+    if not all(stops):
+        raise PydanticCustomError("stop_empty", "A stop string must not be empty")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise PydanticCustomError(
+            "stop_length", "A stop string may have at most {limit} characters", {"limit": MAX_STOP_LENGTH}
+        )
+    return tuple(stops)
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias_type", "Input should be an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise PydanticCustomError(
+            "logit_bias_count", "There may be at most {limit} entries", {"limit": MAX_LOGIT_BIAS}
+        )
+    return tuple((_bias_token(token), _bias(bias)) for token, bias in value.items())
+
+
+def _bias_token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise PydanticCustomError("logit_bias_key", "Keys should be token ids, written as whole numbers")
+    return int(key)
+
+
+def _bias(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not -100 <= value <= 100:
+        raise PydanticCustomError("logit_bias_value", "Values should be numbers from -100 to 100")
+    return float(value)
+
+
+class Schema(BaseModel):
+    """Base of all request shapes: unknown fields are ignored, as clients send many."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StreamOptions(Schema):
+    """The `stream_options` object; `include_obfuscation` is accepted and ignored."""
+
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
+
+
+class GenerationFields(Schema):
+    """Fields of both generation endpoints. None stands for "left out" as well as for null."""
+
+    model: ModelName
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, _number(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: Annotated[int, _number(ge=1, le=_COUNT_MAX)] | None = None
+    min_tokens: Annotated[int, _number(ge=0, le=_COUNT_MAX)] | None = None
+    temperature: Annotated[float, _number(ge=0, le=2)] | None = None
+    top_p: Annotated[float, _number(ge=0, le=1)] | None = None
+    top_k: Annotated[int, _number(ge=-1, le=SEED_MAX)] | None = None
+    min_p: Annotated[float, _number(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, _number(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, _number(ge=-2, le=2)] | None = None
+    #: Bounded on both sides: at the extremes, logits would overflow to infinity.
+    repetition_penalty: Annotated[float, _number(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    seed: Annotated[int, _number(ge=SEED_MIN, le=SEED_MAX)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop_strings)] = ()
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: Flag | None = None
+    ignore_eos: Flag | None = None
+    skip_special_tokens: Flag | None = None
+    add_special_tokens: Flag | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed when stream is true.", param="stream_options"
+            )
+        return self
+
+    def sampling(self, model: ModelInfo, max_tokens: int | None) -> SamplingParams:
+        """Sampling parameters for ``model``, whose own defaults stand in for what was left out."""
+        if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
+            raise InvalidRequestError("min_tokens must not be greater than max_tokens.", param="min_tokens")
+        check_token_ids(self.stop_token_ids or (), model, "stop_token_ids")
+        check_token_ids([token for token, _ in self.logit_bias], model, "logit_bias")
+        defaults = model.generation_defaults
+        temperature = _either(self.temperature, defaults.get("temperature"), 1.0)
+        top_p = _either(self.top_p, defaults.get("top_p"), 1.0)
+        top_k = _either(self.top_k, defaults.get("top_k"), 0)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            # A nucleus of nothing is meant as "only the best", which is what clients that send it expect.
+            temperature=0.0 if temperature < _COLD or top_p == 0 else temperature,
+            top_p=top_p or 1.0,
+            top_k=int(top_k) if 0 < top_k < model.vocab_size else 0,
+            min_p=_either(self.min_p, defaults.get("min_p"), 0.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=_either(self.repetition_penalty, defaults.get("repetition_penalty"), 1.0),
+            logit_bias=self.logit_bias,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            ignore_eos=bool(self.ignore_eos),
+            skip_special_tokens=self.skip_special_tokens is not False,
+        )
+
+    def reply_fields(self, model: ModelInfo) -> dict[str, Any]:
+        """What any API process needs to shape the answer: `Request.reply`."""
+        options = self.stream_options or StreamOptions()
+        return {
+            "model": self.model,
+            "created": int(time.time()),
+            "fingerprint": fingerprint(model),
+            "stream": bool(self.stream),
+            "usage": bool(options.include_usage),
+            "running_usage": bool(options.continuous_usage_stats),
+        }
+
+
+def _either(given: float | None, default: Any, fallback: float) -> float:
+    if given is not None:
+        return given
+    return fallback if default is None else float(default)
+
+
+def check_token_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
+    """Refuses ids that are not in the vocabulary of ``model``: they would reach the engine's tables."""
+    if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
+        raise InvalidRequestError(
+            f"{param}: token ids must be from 0 to {model.vocab_size - 1} for this model.", param=param
+        )
+
+
+def fingerprint(model: ModelInfo) -> str:
+    """`system_fingerprint`: the same on every replica that serves the same checkpoint."""
+    identity = f"{model.id} {model.created} {model.vocab_size}"
+    return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]

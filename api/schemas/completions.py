@@ -1,0 +1,94 @@
+"""`POST /v1/completions`: the request, with a prompt that is text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from api.schemas import unsupported
+from api.schemas.common import MAX_CHOICES, GenerationFields, check_token_ids
+from common import messages as bus
+from common.bus.registry import ModelInfo
+from common.errors import InvalidRequestError
+
+#: OpenAI's own default for this endpoint.
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One prompt or several, as a list of prompts. An empty text is left to the tokenizer: it may add ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "prompt_type", "Input should be a string, a list of strings, token ids, or lists of token ids"
+        )
+    if not value:
+        raise PydanticCustomError("prompt_empty", "The prompt must not be empty")
+    if all(isinstance(each, str) for each in value):
+        return _bounded(value)
+    if _are_ids(value):
+        return [value]
+    if all(isinstance(each, list) and _are_ids(each) for each in value):
+        return _bounded(value)
+    if any(each == [] for each in value):
+        raise PydanticCustomError("prompt_empty", "The prompt must not be empty")
+    raise PydanticCustomError(
+        "prompt_mixed", "A list should hold only strings, only token ids, or only lists of token ids"
+    )
+
+
+def _are_ids(value: list[Any]) -> bool:
+    """Whether this is a non-empty list of integers (true and false are none)."""
+    return bool(value) and set(map(type, value)) == {int}
+
+
+def _bounded(value: list[Prompt]) -> list[Prompt]:
+    if len(value) > MAX_CHOICES:
+        raise PydanticCustomError(
+            "prompt_count", "There may be at most {limit} prompts", {"limit": MAX_CHOICES}
+        )
+    return value
+
+
+class CompletionRequest(GenerationFields):
+    """Prompts to be continued."""
+
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    best_of: Annotated[int, Field(strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _choices_are_bounded(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequestError("best_of is only supported when it equals n.", param="best_of")
+        if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
+            raise InvalidRequestError(f"Prompts times n may be at most {MAX_CHOICES}.", param="n")
+        return self
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> CompletionRequest:
+        """The request in ``body``; raises pydantic's ValidationError or `InvalidRequestError`."""
+        unsupported.refuse(body, unsupported.COMPLETION)
+        return cls.model_validate(body)
+
+    def to_request(self, model: ModelInfo) -> bus.Request:
+        """The request for the bus, without a uid."""
+        for prompt in self.prompt:
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, model, "prompt")
+        n = self.n or 1
+        return bus.Request(
+            uid="",
+            kind=bus.Kind.COMPLETION,
+            model=model.id,
+            params=self.sampling(model, self.max_tokens or DEFAULT_MAX_TOKENS),
+            payload={"prompt": self.prompt, "add_special_tokens": self.add_special_tokens is not False},
+            reply=self.reply_fields(model),
+            n=n,
+            choices=len(self.prompt) * n,
+        )

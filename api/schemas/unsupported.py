@@ -1,0 +1,96 @@
+"""Fields that would change the answer and are not served: refused by name, never silently ignored.
+
+Each has a test for values that ask for nothing special (null, a default), which clients send all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common.errors import InvalidRequestError
+
+#: Whether a value asks for nothing.
+Harmless = Callable[[Any], bool]
+
+
+def _one_of(*values: object) -> Harmless:
+    # By identity of type too: 0 == False, and only one of them is meant.
+    return lambda value: any(
+        value is each or (type(value) is type(each) and value == each) for each in values
+    )
+
+
+_null = _one_of(None)
+_null_or_false = _one_of(None, False)
+_null_or_empty = _one_of(None, "", [], {})
+
+
+def _plain_text(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and value.get("type") == "text")
+
+
+_BOTH: dict[str, Harmless] = {
+    "response_format": _plain_text,
+    "prompt_logprobs": _null_or_false,
+    "structured_outputs": _null_or_empty,
+    "guided_json": _null,
+    "guided_regex": _null_or_empty,
+    "guided_choice": _null_or_empty,
+    "guided_grammar": _null_or_empty,
+    "structural_tag": _null_or_empty,
+    "json_schema": _null,
+    "regex": _null_or_empty,
+    "ebnf": _null_or_empty,
+    "echo": _null_or_false,
+    "use_beam_search": _null_or_false,
+    "truncate_prompt_tokens": _null,
+    "prompt_embeds": _null,
+    "input_ids": _null,
+    "return_token_ids": _null_or_false,
+    "return_tokens_as_token_ids": _null_or_false,
+    "bad_words": _null_or_empty,
+    "allowed_token_ids": _null,
+    "logits_processors": _null_or_empty,
+    "cache_salt": _null_or_empty,
+}
+CHAT: dict[str, Harmless] = _BOTH | {
+    "tools": _null_or_empty,
+    "tool_choice": _one_of(None, "none", "auto"),
+    "functions": _null_or_empty,
+    "function_call": _one_of(None, "none", "auto"),
+    "logprobs": _null_or_false,
+    "top_logprobs": _one_of(None, 0),
+    "modalities": _one_of(None, [], ["text"]),
+    "audio": _null,
+    "store": _null_or_false,
+    "web_search_options": _null,
+    "chat_template": _null_or_empty,
+    "documents": _null_or_empty,
+    "mm_processor_kwargs": _null_or_empty,
+}
+COMPLETION: dict[str, Harmless] = _BOTH | {
+    "logprobs": _null,
+    "suffix": _null_or_empty,
+}
+TOKENIZE: dict[str, Harmless] = {
+    "tools": _null_or_empty,
+    "chat_template": _null_or_empty,
+    "documents": _null_or_empty,
+    "mm_processor_kwargs": _null_or_empty,
+}
+
+_ADVICE = {
+    "functions": " Deprecated by OpenAI in favour of tools.",
+    "function_call": " Deprecated by OpenAI in favour of tool_choice.",
+}
+
+
+def refuse(body: Mapping[str, Any], rules: Mapping[str, Harmless]) -> None:
+    """Raises `InvalidRequestError` for the first field of ``body`` that asks for what is not served."""
+    for name, value in body.items():
+        harmless = rules.get(name)
+        if harmless is not None and not harmless(value):
+            raise InvalidRequestError(
+                f"{name} is not supported by this server.{_ADVICE.get(name, '')}", param=name
+            )

@@ -1,0 +1,99 @@
+"""What one API process works with: settings, connections, a view of who is alive, its phase of life.
+
+Nothing here could not be rebuilt by another process from Redis (P3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from enum import Enum
+from typing import Any
+
+from api.pressure import FinishRate
+from api.replies import Reply
+from common.bus.client import AsyncBus
+from common.bus.keys import Keys
+from common.bus.registry import DETOKENIZER, MEMORY_LIMIT, SCHEDULER, TOKENIZER, ModelInfo, Registry
+from common.bus.replies import Replies
+from common.messages import Kind
+from common.settings import Settings
+
+#: A view older than this is no view: Redis hangs, or this process did.
+_STALE_S = 10.0
+_GENERATION_ROLES = (TOKENIZER, SCHEDULER, DETOKENIZER)
+
+
+class Phase(Enum):
+    """Phases of an API process's life."""
+
+    #: Takes requests.
+    SERVING = "serving"
+    #: Still takes requests, but says it is not ready, so that a load balancer turns away.
+    LEAVING = "leaving"
+    #: Finishes what it has and takes nothing new.
+    DRAINING = "draining"
+
+
+class Service:
+    """The process as its routes see it."""
+
+    def __init__(
+        self, settings: Settings, keys: Keys, bus: AsyncBus, replies: Replies, registry: Registry
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.bus = bus
+        self.replies = replies
+        self.registry = registry
+        self.rate = FinishRate()
+        self.phase = Phase.SERVING
+        #: Requests being answered here.
+        self.live: set[Reply] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs ``work`` behind the back of a request, and holds on to it until it is done."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Waits for what was left for later, within bounds."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    @property
+    def id(self) -> str:
+        """The name under which requests are ours."""
+        return self.settings.worker_id
+
+    @property
+    def redis_answers(self) -> bool:
+        """Whether Redis answered lately."""
+        return self.registry.reachable and time.monotonic() - self.registry.view.at < _STALE_S
+
+    @property
+    def memory_is_short(self) -> bool:
+        """Whether Redis is too full to admit more (B11)."""
+        return self.registry.view.memory_share >= MEMORY_LIMIT
+
+    def missing_roles(self, model: ModelInfo, kind: Kind = Kind.CHAT) -> list[str]:
+        """Roles without a live worker, of those that a request of ``kind`` needs."""
+        roles = _GENERATION_ROLES if kind in (Kind.CHAT, Kind.COMPLETION) else (TOKENIZER,)
+        return [role for role in roles if not self.registry.view.live(role, model.id)]
+
+    def why_not_ready(self) -> list[str]:
+        """Reasons to send requests elsewhere; none once any model can be served."""
+        if self.phase is not Phase.SERVING:
+            return ["shutting down"]
+        if not self.redis_answers:
+            return ["Redis does not answer"]
+        models = self.registry.view.models
+        if not models:
+            return ["no model is loaded"]
+        missing = {model.id: self.missing_roles(model) for model in models.values()}
+        if not all(missing.values()):
+            return []
+        return [f"{name}: no live {role}" for name, roles in sorted(missing.items()) for role in roles]

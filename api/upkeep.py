@@ -1,0 +1,176 @@
+"""What every API process does once a second: says that it lives, and ends what is overdue or orphaned.
+
+All processes do the same work; the scripts are idempotent, so none of them is special (P3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+from api.service import Phase, Service
+from common.bus import handoffs, registry
+from common.bus.keys import CLASSES
+from common.errors import MillstreamError
+from common.logging import Log
+
+log = Log(__name__)
+
+_EVERY_S = 1.0
+#: Rounds between two searches for orphans.
+_ORPHAN_ROUNDS = 5
+#: Most requests looked at per queue and round; the rest is for the next one.
+_PAGE = 500
+#: An API process unseen for this long is gone, and with it the connections of its requests.
+_GONE_S = 10.0
+
+
+class Upkeep:
+    """The background task."""
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service = service
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        #: Which API process a request in flight belongs to, by uid.
+        self._owners: dict[str, str] = {}
+        #: Since when an API process that has requests in flight is not to be seen.
+        self._unseen: dict[str, float] = {}
+
+    async def start(self) -> None:
+        """One round now, then one every second."""
+        await self._round(0)
+        self._task = asyncio.create_task(self._loop())
+
+    async def stop(self) -> None:
+        """Ends the task and takes this process's sign of life back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        service = self._service
+        try:
+            await service.bus.do("DEL", service.keys.worker(service.id))
+            await service.bus.do("SREM", service.keys.workers(), service.id)
+        except MillstreamError as error:
+            log.warning("could not sign off", error=error.message)
+
+    async def _loop(self) -> None:
+        number = 0
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            number += 1
+            await self._round(number)
+
+    async def _round(self, number: int) -> None:
+        """Never raises: Redis may be away, and comes back."""
+        try:
+            await self._announce()
+            await self._end_overdue()
+            await self._end_flagged()
+            if number % _ORPHAN_ROUNDS == 0:
+                await self._end_orphans()
+        except MillstreamError as error:
+            self._unseen.clear()
+            log.debug("upkeep waits for Redis", error=error.message)
+        except Exception:
+            log.exception("a round of upkeep failed")
+
+    async def _announce(self) -> None:
+        service = self._service
+        commands = registry.announcement(
+            service.keys,
+            worker=service.id,
+            role=registry.API,
+            model="",
+            draining=service.phase is not Phase.SERVING,
+            stats={"live": len(service.live), "finished_per_s": round(service.rate.per_second(), 2)},
+        )
+        for command in commands:
+            await service.bus.do(*command)
+
+    async def _end_overdue(self) -> None:
+        """EXPIRE for every member of `inflight` whose time has passed, on the server's clock."""
+        bus = self._service.bus
+        seconds, micros = await bus.do("TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000
+        async for model, cls, inflight in self._queues():
+            for uid in await bus.do("ZRANGEBYSCORE", inflight, "-inf", now, "LIMIT", 0, _PAGE):
+                await self._expire(uid.decode(), model, cls)
+
+    async def _expire(self, uid: str, model: str, cls: str) -> None:
+        settings = self._service.settings
+        call = handoffs.expire(
+            self._service.keys,
+            uid,
+            model=model,
+            cls=cls,
+            owner=await self._worker_of(uid),
+            ttl_ms=int(settings.reply_ttl * 1000),
+            lost_ms=2 * settings.lease_ms,
+        )
+        code = await self._service.bus.run(call)
+        log.info("a request was overdue", uid=uid, outcome=code)
+
+    async def _worker_of(self, uid: str) -> str:
+        """The scheduler of a choice that still runs; choices are ended together, so one will do."""
+        reply = await self._service.bus.do("HGETALL", self._service.keys.req(uid))
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        for name, value in fields.items():
+            role, _, choice = name.partition(b":")
+            if role == b"owner" and b"ended:" + choice not in fields:
+                return str(value.decode())
+        return ""
+
+    async def _end_flagged(self) -> None:
+        """Cancel flags that somebody set by hand on requests that no scheduler has yet (P6)."""
+        bus, keys = self._service.bus, self._service.keys
+        for partition in range(self._service.settings.partitions):
+            flags = keys.cancel(partition)
+            for member in (await bus.do("SMEMBERS", flags))[:_PAGE]:
+                uid, _, choice = member.decode("utf-8", "replace").partition("/")
+                model, cls = await bus.do("HMGET", keys.req(uid), "model", "class")
+                if model is None:
+                    await bus.do("SREM", flags, member)
+                elif not choice:  # a flag on one choice is the detokenizer's, for its scheduler
+                    await self._cancel(uid, model.decode(), cls.decode(), "The request was cancelled.")
+
+    async def _end_orphans(self) -> None:
+        """CANCEL for requests whose API process is gone: their clients are, too."""
+        service, now = self._service, self._clock()
+        alive = {worker.id for worker in service.registry.view.workers if worker.role == registry.API}
+        members: dict[str, str] = {}
+        async for model, cls, inflight in self._queues():
+            for raw in await service.bus.do("ZRANGE", inflight, 0, _PAGE - 1):
+                uid = raw.decode()
+                owner = members[uid] = self._owners.get(uid) or await self._api_of(uid)
+                if owner and owner not in alive and now - self._unseen.setdefault(owner, now) >= _GONE_S:
+                    await self._cancel(uid, model, cls, "The API process that held the connection is gone.")
+        self._owners = members
+        orphaned = set(members.values()) - alive
+        self._unseen = {owner: since for owner, since in self._unseen.items() if owner in orphaned}
+
+    async def _api_of(self, uid: str) -> str:
+        owner = await self._service.bus.do("HGET", self._service.keys.req(uid), "api")
+        return owner.decode() if owner else ""
+
+    async def _cancel(self, uid: str, model: str, cls: str, message: str) -> None:
+        call = handoffs.cancel(
+            self._service.keys,
+            uid,
+            model=model,
+            cls=cls,
+            ttl_ms=int(self._service.settings.reply_ttl * 1000),
+            error="cancelled",
+            message=message,
+        )
+        code = await self._service.bus.run(call)
+        if code == "ENDED":
+            log.info("cancelled", uid=uid, why=message)
+
+    async def _queues(self) -> AsyncIterator[tuple[str, str, str]]:
+        """(model, class, its `inflight` key) of every queue there is."""
+        for model in self._service.registry.view.models:
+            for cls in CLASSES:
+                for partition in range(self._service.settings.partitions):
+                    yield model, cls, self._service.keys.inflight(partition, model, cls)
