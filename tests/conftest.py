@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from common.bus.embedded import EmbeddedRedis, find_binary, free_port
+from common.bus.embedded import EmbeddedRedis, free_port
+from tests.helpers.servers import binary_of
 from tests.helpers.stack import Stack
-
-
-def _redis7() -> Path:
-    """Debian's Redis 7, or a skip that says why not."""
-    found = shutil.which("redis-server")
-    if found is None:
-        pytest.skip("redis-server is not installed (apt-get install redis-server)")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
-    if not re.search(r"v=7\.", said):
-        pytest.skip(f"redis-server is not version 7: {said.strip()}")
-    return Path(found)
 
 
 @pytest.fixture
 def redis_binary(request: pytest.FixtureRequest) -> Path:
     """The server program: Valkey, or what `helpers.servers.BOTH` asks for."""
-    return _redis7() if getattr(request, "param", "valkey") == "redis7" else find_binary()
+    return binary_of(getattr(request, "param", "valkey"))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ Each function returns a `Call`; run it with `Bus.run` or `AsyncBus.run`. All are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,11 @@ from common import messages
 from common.bus.keys import SCHEDULERS, TOKENIZERS, Keys, partition_of
 from common.bus.scripts import Call
 
-_END_FIELDS = ("choice", "n", "at", "text", "finish", "stop", "answer", "error", "message", "param")
+#: What a scheduler reads of a request: the rest may be long, and START is answered once per choice.
+_START_FIELDS = (
+    "kind", "model", "params", "n", "class", "tenant", "api", "created", "deadline", "ids", "choices",
+    "prompt_tokens",
+)  # fmt: skip
 
 
 class Gate(StrEnum):
@@ -141,6 +145,8 @@ class Started:
     code: str
     attempts: int
     output_ids: tuple[int, ...]
+    #: Length of the token log as text; where the next piece goes (`EmitRow.at`).
+    log_size: int
     request: messages.Request | None
 
 
@@ -160,14 +166,17 @@ def start(
     def parse(reply: Any) -> Started:
         code = reply[0].decode()
         if code == "ENDED":
-            return Started(code, 0, (), None)
+            return Started(code, 0, (), 0, None)
+        log = reply[1] if code == "CANCELLED" else reply[2]
+        output_ids = tuple(messages.parse_ids(log))
         if code == "CANCELLED":
-            return Started(code, 0, tuple(messages.parse_ids(reply[1])), None)
-        fields = dict(zip(reply[3::2], reply[4::2], strict=True))
+            return Started(code, 0, output_ids, len(log), None)
+        values = zip(_START_FIELDS, reply[3:], strict=True)
+        fields = {name.encode(): value for name, value in values if value is not None}
         request = messages.Request.from_fields(uid, fields)
-        return Started(code, int(reply[1]), tuple(messages.parse_ids(reply[2])), request)
+        return Started(code, int(reply[1]), output_ids, len(log), request)
 
-    return Call("start", names, (uid, choice, worker, int(counts)), parse)
+    return Call("start", names, (uid, choice, worker, int(counts), *_START_FIELDS), parse)
 
 
 def drop(
@@ -188,12 +197,17 @@ def drop(
 
 @dataclass(frozen=True, slots=True)
 class EmitRow:
-    """One row of a step: ``piece`` is what its token log grows by; ``record`` its line in `tok`."""
+    """One row of a step: ``piece`` is what its token log grows by; ``record`` its line in `tok`.
+
+    ``at`` is the length of the log before it. It fences each row: should another worker have got the choice
+    (after Redis rolled back), or the log be gone, the row is refused whole.
+    """
 
     uid: str
     choice: int
     record: str
     piece: str
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +224,12 @@ class EmitEnd:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one engine step sends to one partition. Rows without a piece (an end) still have a record."""
+    """What one engine step sends to one partition. The row of an end without a token has an empty piece."""
 
     rows: tuple[EmitRow, ...] = ()
     ends: tuple[EmitEnd, ...] = ()
-    #: (uid, prompt tokens found in the prefix cache)
-    cached: tuple[tuple[str, int], ...] = ()
+    #: (uid, choice, prompt tokens found in the prefix cache); of a prompt's samples only the first counts.
+    cached: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +237,7 @@ class Emitted:
     """Answer of EMIT.
 
     BEHIND: Redis rolled back to ``stored``; resend from there. OK: the control sets of the partition (B9),
-    the backlog of `tok`, and the (uid, choice) whose logs are gone.
+    the backlog of `tok`, and the (uid, choice) of refused rows, which are not this worker's any more.
     """
 
     code: str
@@ -231,12 +245,11 @@ class Emitted:
     backlog: int
     cancel: frozenset[str]
     pause: frozenset[str]
-    lost: tuple[tuple[str, int], ...]
+    refused: tuple[tuple[str, int], ...]
 
 
 def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[Emitted]:
     """EMIT, by the scheduler: one engine step of one partition; ``seq`` 0 is the tick that only listens."""
-    growing = [row for row in step.rows if row.piece]
     names = [
         keys.lease(partition, worker),
         keys.tok(partition),
@@ -244,14 +257,16 @@ def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[
         keys.pause(partition),
         keys.dead(partition),
     ]
-    names += [keys.gen(row.uid, row.choice) for row in growing]
-    names += [keys.req(uid) for uid, _ in step.cached]
+    names += [keys.gen(row.uid, row.choice) for row in step.rows]
+    names += [keys.req(uid) for uid, _, _ in step.cached]
     records = "|".join([row.record for row in step.rows])
     args: list[str | int | bytes] = [
-        seq, SCHEDULERS, records, len(growing), len(step.cached), len(step.ends), worker
+        seq, SCHEDULERS, worker, len(step.rows), len(step.cached), len(step.ends), records
     ]  # fmt: skip
-    args += [row.piece for row in growing]
-    args += [tokens for _, tokens in step.cached]
+    for row in step.rows:
+        args += (row.piece, row.at)
+    for _, choice, tokens in step.cached:
+        args += (choice, tokens)
     for end in step.ends:
         names += (
             keys.req(end.uid),
@@ -264,8 +279,8 @@ def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[
     def parse(reply: Any) -> Emitted:
         if reply[0] == b"BEHIND":
             return Emitted("BEHIND", int(reply[1]), 0, frozenset(), frozenset(), ())
-        lost = tuple((growing[i].uid, growing[i].choice) for i in reply[4])
-        return Emitted("OK", seq, int(reply[1]), _members(reply[2]), _members(reply[3]), lost)
+        refused = tuple((step.rows[i].uid, step.rows[i].choice) for i in reply[4])
+        return Emitted("OK", seq, int(reply[1]), _members(reply[2]), _members(reply[3]), refused)
 
     return Call("emit", names, args, parse)
 
@@ -382,8 +397,3 @@ def expire(keys: Keys, uid: str, *, model: str, cls: str, owner: str, ttl_ms: in
     """EXPIRE, by every sweep, for an overdue member of `inflight`; ``owner`` is empty when none is known."""
     names = (*_request_keys(keys, uid, model, cls), keys.lease(partition_of(uid), owner or "-"))
     return Call("expire", names, (uid, ttl_ms, owner, lost_ms), lambda r: str(r, "ascii"))
-
-
-def flat(fields: Mapping[str, str | int]) -> list[str | int]:
-    """A mapping as Redis takes it."""
-    return [item for pair in fields.items() for item in pair]

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.bus.client import Bus, NoGroupError
 from common.bus.keys import Keys
-from common.bus.leases import KEEP_DEAD_MS
+from common.bus.leases import KEEP_MS
 from common.bus.registry import parse_info
 from common.bus.scripts import Call
 from common.bus.streams import Entry
@@ -43,7 +43,7 @@ def claim_dead(
             for entry, uid, choice in rows
         ], True
 
-    args = (group, me, dead, _CLAIM_PAGE, int(expired_ok), KEEP_DEAD_MS)
+    args = (group, me, dead, _CLAIM_PAGE, int(expired_ok), KEEP_MS)
     return Call("claim_dead", names, args, parse)
 
 

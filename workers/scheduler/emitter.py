@@ -42,7 +42,7 @@ class Emitter:
         *,
         worker: str,
         progress: Progress,
-        on_reply: Callable[[int, Emitted], None],
+        on_reply: Callable[[int, Step, Emitted], None],
         on_fenced: Callable[[FencedError], None],
     ) -> None:
         self._bus = bus
@@ -124,7 +124,7 @@ class Emitter:
                     return
                 time.sleep(_RETRY_S)
                 continue
-            self._on_reply(self.partition, reply)
+            self._on_reply(self.partition, step or Step(), reply)
             return
 
     def _remember(self, seq: int, step: Step) -> None:

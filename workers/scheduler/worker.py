@@ -7,7 +7,7 @@ the pending list is the list of who owns what.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,15 +33,19 @@ MAX_ATTEMPTS = 3
 BACKLOG = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
-    """One choice in hand: where its entry is pending."""
+    """One choice in hand: where its entry is pending, and how long its token log is."""
 
     uid: str
     choice: int
     partition: int
     cls: str
     entry: str
+    #: Length of the log once all that was sent is applied.
+    log_size: int
+    #: Redis refused a row of it: the log is gone, or another worker's. Nothing of it is sent any more.
+    disowned: bool = False
 
 
 class SchedulerWorker:
@@ -78,7 +82,9 @@ class SchedulerWorker:
             for p in range(partitions)
         ]
         self._jobs: dict[str, Job] = {}
+        #: Entries in hand, until the EMIT that acks them was answered; they are not stranded.
         self._held: set[str] = set()
+        self._refused: deque[str] = deque()
         self._replies: dict[int, Emitted] = {}
         self._paused: set[str] = set()
         self._stash: dict[int, Step] = {}
@@ -169,7 +175,7 @@ class SchedulerWorker:
         key = f"{uid}/{choice}"
         if key in self._jobs:
             return
-        self._jobs[key] = Job(uid, choice, partition_of(uid), cls, entry.id)
+        self._jobs[key] = Job(uid, choice, partition_of(uid), cls, entry.id, started.log_size)
         self._held.add(entry.id)
         if started.code == "CANCELLED":
             self._end(key, len(started.output_ids), errors.CancelledError())
@@ -198,25 +204,29 @@ class SchedulerWorker:
         """One step's outputs, grouped by partition."""
         rows: dict[int, list[EmitRow]] = defaultdict(list)
         ends: dict[int, list[EmitEnd]] = defaultdict(list)
-        cached: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        cached: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
         for output in outputs:
             job = self._jobs[output.key]
             uid, choice = job.uid, job.choice
+            if job.disowned:
+                if output.finish is not None:
+                    self._held.discard(self._close(output.key).entry)
+                continue
             if output.finish is None:  # the plain token, by far the most common
                 record, piece = f"{uid} {choice} {output.index} {output.token}", f"{output.token},"
-                rows[job.partition].append(EmitRow(uid, choice, record, piece))
+                rows[job.partition].append(EmitRow(uid, choice, record, piece, job.log_size))
+                job.log_size += len(piece)
             else:
                 rows[job.partition].append(_end_row(job, output))
                 ends[job.partition].append(self._close(output.key))
             if output.cached_tokens:
-                cached[job.partition].append((uid, output.cached_tokens))
+                cached[job.partition].append((uid, choice, output.cached_tokens))
         for partition, some in rows.items():
             step = Step(tuple(some), tuple(ends[partition]), tuple(cached[partition]))
             self._emitters[partition].submit(step)
 
     def _close(self, key: str, dead_reason: str = "") -> EmitEnd:
         job = self._jobs.pop(key)
-        self._held.discard(job.entry)
         self._paused.discard(key)
         return EmitEnd(job.uid, job.choice, self._model, job.cls, job.entry, dead_reason)
 
@@ -225,7 +235,7 @@ class SchedulerWorker:
         job = self._jobs[key]
         kind = errors.kind_of(error)
         record = TokRecord(job.uid, job.choice, index, None, "error", kind, error.message)
-        row = EmitRow(job.uid, job.choice, format_record(record), "")
+        row = EmitRow(job.uid, job.choice, format_record(record), "", job.log_size)
         end = self._close(key, error.message if kind == "crashed" else "")
         waiting = self._stash.get(job.partition, Step())
         self._stash[job.partition] = Step((*waiting.rows, row), (*waiting.ends, end))
@@ -237,9 +247,11 @@ class SchedulerWorker:
 
     # -- control ------------------------------------------------------------------------------------------
 
-    def _note(self, partition: int, reply: Emitted) -> None:
+    def _note(self, partition: int, step: Step, reply: Emitted) -> None:
         """Called from an emitter's thread."""
         self._replies[partition] = reply
+        self._refused.extend(f"{uid}/{choice}" for uid, choice in reply.refused)
+        self._held.difference_update([end.entry for end in step.ends])
         if reply.stored or reply.cancel or reply.pause or self._paused:
             self.wake.set()  # there is room for the next step, or something to obey
 
@@ -251,9 +263,11 @@ class SchedulerWorker:
     def _obey(self, engine: Engine) -> None:
         """Cancels and pauses what the control sets say; the sets may also name others' requests."""
         replies = list(self._replies.values())
-        for reply in replies:
-            for uid, choice in reply.lost:
-                engine.cancel(f"{uid}/{choice}")
+        while self._refused:
+            key = self._refused.popleft()
+            if (lost := self._jobs.get(key)) is not None and not lost.disowned:
+                lost.disowned = True
+                engine.cancel(key)
         cancels = frozenset().union(*(reply.cancel for reply in replies))
         if cancels:
             for key, job in list(self._jobs.items()):
@@ -280,4 +294,4 @@ def _end_row(job: Job, output: Output) -> EmitRow:
         end, kind, message = str(output.finish), "", ""
     record = TokRecord(job.uid, job.choice, output.index, output.token, end, kind, message)
     piece = "" if output.token is None else f"{output.token},"
-    return EmitRow(job.uid, job.choice, format_record(record), piece)
+    return EmitRow(job.uid, job.choice, format_record(record), piece, job.log_size)

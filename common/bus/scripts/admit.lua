@@ -4,7 +4,9 @@
 --      max_queued counts what no worker has taken yet: `in` entries and undelivered `sched` entries.
 -- Returns {'OK', waiting} | {'DUP', uid that holds the key} | {'FULL', waiting}
 -- Idempotent: an existing req (the client retried) or idem key answers DUP and changes nothing.
+-- A uid whose req was lost may be admitted again; what it still holds in `bytes` is not counted twice.
 --@include clock
+--@include check
 if redis.call('EXISTS', KEYS[1]) == 1 then return {'DUP', ARGV[1]} end
 if KEYS[6] then
   local holder = redis.call('GET', KEYS[6])
@@ -16,13 +18,15 @@ if not pending.err then waiting = waiting - pending[1] end
 if waiting >= tonumber(ARGV[2]) then return {'FULL', waiting} end
 local total = tonumber(redis.call('HGET', KEYS[5], 'total') or 0)
 if total > 0 and total + ARGV[4] > tonumber(ARGV[3]) then return {'FULL', waiting} end
+check('ZCARD', KEYS[2])
+local stale = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0)
 local now = now_ms()
 local deadline = now + ARGV[5]
 redis.call('HSET', KEYS[1], 'state', 'queued', 'created', now, 'deadline', deadline,
   'queue_deadline', math.min(now + ARGV[6], deadline), unpack(ARGV, 9))
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 redis.call('HSET', KEYS[5], ARGV[1], ARGV[4])
-redis.call('HINCRBY', KEYS[5], 'total', ARGV[4])
+redis.call('HINCRBY', KEYS[5], 'total', ARGV[4] - stale)
 redis.call('ZADD', KEYS[2], math.min(now + ARGV[6], deadline), ARGV[1])
 if KEYS[6] then redis.call('SET', KEYS[6], ARGV[1], 'PX', ARGV[7]) end
 redis.call('XADD', KEYS[3], '*', 'uid', ARGV[1])

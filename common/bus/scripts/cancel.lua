@@ -3,10 +3,15 @@
 -- Returns 'NONE' (unknown or ended: nothing to do) | 'ENDED' (ended here) | 'FLAGGED'
 -- Idempotent.
 --@include clock
+--@include check
 --@include place
 --@include end
 local req = redis.call('HMGET', KEYS[1], 'state', 'terminal')
 if not req[1] or req[2] then return 'NONE' end
+check('XLEN', KEYS[2])
+check('ZCARD', KEYS[3])
+check('HLEN', KEYS[4])
+check('SCARD', KEYS[5], KEYS[6])
 if req[1] == 'running' then
   redis.call('SADD', KEYS[5], ARGV[1])
   return 'FLAGGED'

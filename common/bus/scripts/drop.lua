@@ -1,11 +1,16 @@
 -- DROP: removes a work entry whose request has ended or is gone; frees the place if this was the last of it.
 -- KEYS stream, req, inflight, bytes, cancel, pause   ARGV group, entry, uid, choice
--- Returns 1 when the entry was removed now, else 0. Idempotent.
+-- Returns 1 when the entry was removed now, else 0.
+-- Idempotent: only who still finds the entry pending ends the work on the choice.
+--@include check
 --@include place
-local held = redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+local req = redis.call('HMGET', KEYS[2], 'choices', 'terminal')
+check('ZCARD', KEYS[3])
+check('HLEN', KEYS[4])
+check('SCARD', KEYS[5], KEYS[6])
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
 redis.call('SREM', KEYS[5], ARGV[3] .. '/' .. ARGV[4])
-local req = redis.call('HMGET', KEYS[2], 'choices', 'terminal')
 if not req[1] then
   free_place(ARGV[3], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
 elseif redis.call('HSETNX', KEYS[2], 'ended:' .. ARGV[4], 1) == 1 then
@@ -14,4 +19,4 @@ elseif redis.call('HSETNX', KEYS[2], 'ended:' .. ARGV[4], 1) == 1 then
     free_place(ARGV[3], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
   end
 end
-return held
+return 1

@@ -1,5 +1,5 @@
--- OWN_PARTITION: a detokenizer renews or takes the lease of a partition.
--- KEYS detok lease, my lease   ARGV worker, ttl_ms, take ('1': take it if it is free)
+-- OWN_PARTITION: a detokenizer renews, takes or releases the lease of a partition.
+-- KEYS detok lease, my lease   ARGV worker, ttl_ms, mode ('keep', 'take' it if it is free, or 'release')
 -- Returns {epoch, 1 if newly taken else 0} | {0, 0} (not mine) | error FENCED
 -- Expiry alone never fences the owner: it may renew late as long as nobody has taken the partition.
 --@include clock
@@ -7,15 +7,16 @@ local me = redis.call('HMGET', KEYS[2], 'dead', 'seq')
 if me[1] == '1' or not me[2] then return redis.error_reply('FENCED lease is dead or gone') end
 local lease = redis.call('HMGET', KEYS[1], 'owner', 'expiry', 'epoch')
 local now = now_ms()
-if lease[1] == ARGV[1] and ARGV[3] ~= 'release' then
+if lease[1] == ARGV[1] then
+  redis.call('PERSIST', KEYS[1])  -- first: a full Redis allows it, and after it the rest
+  if ARGV[3] == 'release' then
+    redis.call('HSET', KEYS[1], 'owner', '', 'expiry', 0)
+    return {0, 0}
+  end
   redis.call('HSET', KEYS[1], 'expiry', now + ARGV[2])
   return {tonumber(lease[3]), 0}
 end
-if ARGV[3] == 'release' then
-  if lease[1] == ARGV[1] then redis.call('HSET', KEYS[1], 'owner', '', 'expiry', 0) end
-  return {0, 0}
-end
-if ARGV[3] ~= '1' or (lease[2] and tonumber(lease[2]) > now) then return {0, 0} end
+if ARGV[3] ~= 'take' or (lease[2] and tonumber(lease[2]) > now) then return {0, 0} end
 local epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'expiry', now + ARGV[2])
 return {epoch, 1}

@@ -4,10 +4,12 @@
 -- ARGV epoch, group, expected offset, new offset, entries read, ttl_ms, deltas, finishes,
 --      then (choice, n, at, text) per delta,
 --      then (uid, gens, choice, n, at, text, finish, stop, halt, error, message, param) per finish
---      finish '' with an error ends the whole request; halt '1' asks the engine to stop this choice.
+--      finish '' with an error ends the whole request, unless this choice has finished before;
+--      halt '1' asks the engine to stop this choice.
 -- Returns 'OK' | {'MOVED', stored offset} when the expected offset is not the stored one | error FENCED
 -- Idempotent: the offset moves with the text, so a repeat finds another offset and writes nothing (B6).
 --@include clock
+--@include check
 --@include place
 --@include end
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
@@ -22,24 +24,32 @@ end
 if not stored then return redis.error_reply('NOGROUP No such consumer group') end
 if stored ~= ARGV[3] then return {'MOVED', stored} end
 local deltas, finishes, ttl = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[6]
+check('SCARD', KEYS[3], KEYS[4])
+local k, a = 4 + deltas, 8 + 4 * deltas
+for _ = 1, finishes do
+  check('XLEN', KEYS[k + 1])
+  check('HLEN', KEYS[k + 2], KEYS[k + 4])
+  check('ZCARD', KEYS[k + 3])
+  k, a = k + 4 + ARGV[a + 2], a + 12
+end
 redis.call('XGROUP', 'SETID', KEYS[2], ARGV[2], ARGV[4], 'ENTRIESREAD', (read or 0) + ARGV[5])
-local a = 8
+k, a = 4 + deltas, 8
 for i = 1, deltas do
-  redis.call('XADD', KEYS[4 + i], 'NOMKSTREAM', '*', 'choice', ARGV[a + 1], 'n', ARGV[a + 2],
+  -- pcall: a reply that somebody broke loses its own text, and does not hold up the others.
+  redis.pcall('XADD', KEYS[4 + i], 'NOMKSTREAM', '*', 'choice', ARGV[a + 1], 'n', ARGV[a + 2],
     'at', ARGV[a + 3], 'text', ARGV[a + 4])
   a = a + 4
 end
-local k = 4 + deltas
 for _ = 1, finishes do
   local out, req = KEYS[k + 1], KEYS[k + 2]
   local uid, gens, choice, n = ARGV[a + 1], tonumber(ARGV[a + 2]), ARGV[a + 3], ARGV[a + 4]
   local finish, err = ARGV[a + 7], ARGV[a + 10]
-  local state = redis.call('HMGET', req, 'choices', 'terminal', 'work')
-  if state[1] and not state[2] and redis.call('EXISTS', out) == 1
-      and (finish == '' or redis.call('HSETNX', req, 'finish:' .. choice, finish) == 1) then
+  local state = redis.call('HMGET', req, 'choices', 'terminal', 'work', 'finish:' .. choice)
+  if state[1] and not state[2] and not state[4] and redis.call('EXISTS', out) == 1 then
     local fields = {'choice', choice, 'n', n, 'at', ARGV[a + 5], 'text', ARGV[a + 6]}
     local done = 0
     if finish ~= '' then
+      redis.call('HSET', req, 'finish:' .. choice, finish)
       done = redis.call('HINCRBY', req, 'done', 1)
       redis.call('HINCRBY', req, 'completion_tokens', n)
       fields[9], fields[10], fields[11], fields[12] = 'finish', finish, 'stop', ARGV[a + 8]

@@ -1,10 +1,13 @@
 -- START: a scheduler takes one choice: checks that it is still wanted, records the owner, counts attempts.
 -- KEYS lease, req, gen, inflight, cancel
--- ARGV uid, choice, worker, counts ('1': the last owner crashed; '0': fresh, or handed over by a drain)
--- Returns {'OK', attempts, gen, field, value, ...} | {'CANCELLED', gen} | {'ENDED'} | error FENCED
+-- ARGV uid, choice, worker, counts ('1': the last owner crashed; '0': fresh, or handed over by a drain),
+--      field names of req ...
+-- Returns {'OK', attempts, gen, value, ...} (a value per field name) | {'CANCELLED', gen} | {'ENDED'}
+--       | error FENCED
 -- Idempotent: the same worker asking again changes nothing. A crash counts only when the log has not grown
 -- since the last claim (B8).
 --@include clock
+--@include check
 local lease = redis.call('HMGET', KEYS[1], 'dead', 'seq')
 if lease[1] == '1' or not lease[2] then return redis.error_reply('FENCED lease is dead or gone') end
 local choice = ARGV[2]
@@ -12,19 +15,18 @@ local req = redis.call('HMGET', KEYS[2], 'state', 'terminal', 'deadline', 'ended
   'owner:' .. choice, 'progress:' .. choice, 'attempts:' .. choice)
 local gen = redis.call('GET', KEYS[3])
 if not req[1] or not gen or req[2] or req[4] then return {'ENDED'} end
+local cancelled = redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1
+  or redis.call('SISMEMBER', KEYS[5], ARGV[1] .. '/' .. choice) == 1
 local attempts = tonumber(req[7] or 0)
 if req[5] ~= ARGV[3] then
+  check('ZCARD', KEYS[4])
   if req[5] and ARGV[4] == '1' then
     if tonumber(req[6]) == #gen then attempts = attempts + 1 else attempts = 0 end
   end
-  local now = now_ms()
   redis.call('HSET', KEYS[2], 'state', 'running', 'owner:' .. choice, ARGV[3],
     'progress:' .. choice, #gen, 'attempts:' .. choice, attempts)
-  redis.call('HSETNX', KEYS[2], 'started', now)
+  redis.call('HSETNX', KEYS[2], 'started', now_ms())
   redis.call('ZADD', KEYS[4], 'XX', req[3], ARGV[1])
 end
-if redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1
-    or redis.call('SISMEMBER', KEYS[5], ARGV[1] .. '/' .. choice) == 1 then
-  return {'CANCELLED', gen}
-end
-return {'OK', attempts, gen, unpack(redis.call('HGETALL', KEYS[2]))}
+if cancelled then return {'CANCELLED', gen} end
+return {'OK', attempts, gen, unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 5)))}

@@ -2,11 +2,14 @@
 -- KEYS in, req, out, sched, gen_0 ... gen_{choices-1}
 -- ARGV group, entry, uid, ttl_ms, prompt_tokens, ids
 -- Returns 'OK' | 'DUP' (someone else handed it off) | 'ENDED' (its reply has ended, or it is gone)
+--@include check
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 'DUP' end
 local req = redis.call('HMGET', KEYS[2], 'state', 'terminal')
+check('XLEN', KEYS[3], KEYS[4])
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
 if not req[1] or req[2] then return 'ENDED' end
+if req[1] ~= 'queued' then return 'DUP' end
 local choices = #KEYS - 4
 redis.call('HSET', KEYS[2], 'state', 'waiting', 'ids', ARGV[6], 'choices', choices, 'prompt_tokens', ARGV[5])
 redis.call('HDEL', KEYS[2], 'payload')
