@@ -59,6 +59,7 @@ class CPUAttention:
         self._kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
         self._dtype = dtype
+        self._gathered = (torch.empty(0), torch.empty(0))
 
     def prepare(self, plan: StepPlan) -> StepAttention:
         """See `AttentionBackend.prepare`."""
@@ -96,19 +97,17 @@ class CPUAttention:
         return out.view(len(q), -1)
 
     def _decode(self, layer: int, q: torch.Tensor, decodes: Decodes) -> torch.Tensor:
-        rows, length = decodes.slots.shape
-        flat = decodes.slots.view(-1)
-        shape = (rows, length, self._kv_heads, q.shape[-1])
-        keys = self._store.keys[layer].index_select(0, flat).view(shape).transpose(1, 2)
-        values = self._store.values[layer].index_select(0, flat).view(shape).transpose(1, 2)
-        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=decodes.mask)
+        keys, values = self._gather(layer, decodes.slots.view(-1))
+        shape = (*decodes.slots.shape, *keys.shape[1:])
+        return functional.scaled_dot_product_attention(
+            q, keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2), attn_mask=decodes.mask
+        )
 
     def _prefill(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: Chunk
     ) -> torch.Tensor:
         if chunk.context is not None:
-            k = self._store.keys[layer].index_select(0, chunk.context)
-            v = self._store.values[layer].index_select(0, chunk.context)
+            k, v = self._gather(layer, chunk.context)
         shape = (self._group, self._kv_heads, len(k), k.shape[-1])
         out = functional.scaled_dot_product_attention(
             q.permute(2, 1, 0, 3),
@@ -118,6 +117,18 @@ class CPUAttention:
             is_causal=chunk.mask is None,
         )
         return out.permute(2, 1, 0, 3)
+
+    def _gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at ``slots``, good until the next call."""
+        # In two buffers that stay: fresh ones of this size would be new pages of the system each time,
+        # and clearing those takes longer than attention itself.
+        if len(slots) > len(self._gathered[0]):
+            shape = (len(slots) * 3 // 2, *self._store.keys[layer].shape[1:])  # contexts grow every step
+            self._gathered = (torch.empty(shape, dtype=self._dtype), torch.empty(shape, dtype=self._dtype))
+        keys, values = (buffer[: len(slots)] for buffer in self._gathered)
+        torch.index_select(self._store.keys[layer], 0, slots, out=keys)
+        torch.index_select(self._store.values[layer], 0, slots, out=values)
+        return keys, values
 
     def _chunk(self, row: Row, at: int) -> Chunk:
         count = len(row.tokens)
