@@ -1,7 +1,6 @@
 """A load client for OpenAI-style streams, cheap enough to share two cores with the server it measures.
 
-It speaks HTTP/1.0 over plain sockets, so a reply is its events and nothing else, and works the same against
-any server with `/v1/completions`.
+It speaks HTTP over plain sockets and works the same against any server with `/v1/completions`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,10 @@ async def stream_once(port: int, path: str, body: dict[str, object]) -> Stream:
     result = Stream()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = f"POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
     start = time.perf_counter()
     try:
         writer.write(head.encode() + payload)
@@ -89,8 +91,9 @@ async def _read_events(reader: asyncio.StreamReader, result: Stream, start: floa
         now = time.perf_counter() - start
         *events, rest = (rest + data).split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: {"):
-                _take(event[6:], result, now)
+            start_of_json = event.find(b"data: {")  # behind the frame of a chunk, which is sent whole
+            if start_of_json >= 0:
+                _take(event[start_of_json + 6 :], result, now)
 
 
 def _take(event: bytes, result: Stream, now: float) -> None:
@@ -120,5 +123,7 @@ async def run_load(port: int, path: str, bodies: Sequence[dict[str, object]], co
     seconds = time.perf_counter() - start
     failed = [stream for stream in streams if stream.error or not stream.events]
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(streams)} requests failed: {failed[0].error[:300]}")
+        raise RuntimeError(
+            f"{len(failed)} of {len(streams)} requests failed: {failed[0].status} {failed[0].error[:300]}"
+        )
     return Load(streams, seconds)
