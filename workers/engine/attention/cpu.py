@@ -19,7 +19,7 @@ from torch.nn import functional
 from workers.engine.kv_store import KVStore
 from workers.engine.plan import Row, StepPlan
 
-#: Rows up to this length are never worth a kernel call of their own.
+#: Padding up to this length is cheaper than another kernel call.
 SHORT = 256
 
 
@@ -161,7 +161,7 @@ class CPUAttention:
 
 
 def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows that go into one padded call: padded to at most twice their length, unless all are short."""
+    """Rows that go into one call: padded to at most twice their length, or to `SHORT`."""
     groups: list[list[int]] = []
     longest = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
