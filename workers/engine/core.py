@@ -12,7 +12,7 @@ from itertools import count
 
 from workers.engine.block_pool import BlockPool
 from workers.engine.config import EngineConfig
-from workers.engine.plan import Runner, StepPlan
+from workers.engine.plan import Runner
 from workers.engine.planner import Decision, Planner
 from workers.engine.request import Ending, Request, State, defect
 from workers.engine.types import EngineRequest, EngineStats, Finish, Output
@@ -44,11 +44,13 @@ class NativeEngine:
             namespace=model_id,
             verify=config.verify_hits,
         )
+        self._total_tokens = runner.num_blocks * runner.block_size
+        self._capacity = f"the KV cache of {self._total_tokens} tokens"
         self._planner = Planner(config, self._pool)
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._next_step = 1
-        self._launched: deque[tuple[Decision, StepPlan, object]] = deque()
+        self._launched: deque[tuple[Decision, object]] = deque()
         self._outputs: list[Output] = []
 
     def add(self, request: EngineRequest) -> None:
@@ -92,13 +94,10 @@ class NativeEngine:
     def step(self) -> list[Output]:
         """See `Engine.step`."""
         decision = self._planner.plan(self._next_step, busy=bool(self._launched))
-        if decision.failed:
-            total = self._pool.num_blocks * self._pool.block_size
-            self._end(decision.failed, Finish.ERROR, error=f"the KV cache holds only {total} tokens")
-        if decision.plan:
+        if decision:
             self._next_step += 1
-            self._launched.append((decision, decision.plan, self._runner.launch(decision.plan)))
-        if len(self._launched) > (self._config.overlap if decision.plan else 0):
+            self._launched.append((decision, self._runner.launch(decision.plan)))
+        if len(self._launched) > (self._config.overlap if decision else 0):
             self._commit(*self._launched.popleft())
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -144,8 +143,7 @@ class NativeEngine:
         if error := defect(request, max_model_len=config.max_model_len, vocab_size=self._runner.vocab_size):
             return error
         needed = len(request.prompt_ids) + len(request.output_ids) + 1
-        total = self._pool.num_blocks * self._pool.block_size
-        return f"{needed} tokens do not fit the KV cache of {total}" if needed > total else ""
+        return f"{needed} tokens do not fit {self._capacity}" if needed > self._total_tokens else ""
 
     def _masked(self, request: EngineRequest) -> tuple[int, ...]:
         if not request.params.min_tokens:
@@ -153,8 +151,8 @@ class NativeEngine:
         ids = {*self._eos_ids, *request.params.stop_token_ids}
         return tuple(sorted(token for token in ids if 0 <= token < self._runner.vocab_size))
 
-    def _commit(self, decision: Decision, plan: StepPlan, launched: object) -> None:
-        result = self._runner.collect(launched)
+    def _commit(self, decision: Decision, launched: object) -> None:
+        plan, result = decision.plan, self._runner.collect(launched)
         assert result.step == plan.step, "steps are collected in the order of their launch"
         for place, (row, request) in enumerate(zip(plan.rows, decision.requests, strict=True)):
             if request.state is State.ENDED:
@@ -183,8 +181,11 @@ class NativeEngine:
         finish = request.ending.after(request.generated, token)
         if finish:
             self._end(request, finish, token=token)
-        else:
-            self._outputs.append(self._output(request, token))
+            return
+        self._outputs.append(self._output(request, token))
+        if len(request.tokens) > self._total_tokens:
+            # Not even alone could it go on; and no other has to give way before that is said.
+            self._end(request, Finish.ERROR, error=f"the request has outgrown {self._capacity}")
 
     def _end(self, request: Request, finish: Finish, *, token: int | None = None, error: str = "") -> None:
         self._outputs.append(self._output(request, token, finish, error))

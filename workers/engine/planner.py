@@ -20,11 +20,10 @@ from workers.engine.request import Event, Request, State
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now: launch ``plan`` (None: nothing to launch), give up on ``failed``."""
+    """A step to launch, and the requests behind its rows, in their order."""
 
-    plan: StepPlan | None
-    requests: tuple[Request, ...] = ()  #: behind the rows of the plan, in their order
-    failed: Request | None = None
+    plan: StepPlan
+    requests: tuple[Request, ...]
 
 
 class Batch:
@@ -54,11 +53,11 @@ class Batch:
         request.launch(self.step, count, sample=sample)
         self.budget -= count
 
-    def decision(self) -> Decision:
-        """The finished plan."""
+    def decision(self) -> Decision | None:
+        """The finished plan; None if there is nothing to compute."""
         rows = self._decode + self._prefill
         if not rows:
-            return Decision(None)
+            return None
         plan = StepPlan(self.step, tuple(self.starts), tuple(row for row, _ in rows), len(self._decode))
         return Decision(plan, tuple(request for _, request in rows))
 
@@ -131,7 +130,7 @@ class Planner:
 
     # The next step.
 
-    def plan(self, step: int, *, busy: bool) -> Decision:
+    def plan(self, step: int, *, busy: bool) -> Decision | None:
         """Plan step number ``step``; ``busy`` says that the step before is not committed yet.
 
         Decode rows come first and always run, so that no prompt delays the tokens of others by more than
@@ -146,10 +145,8 @@ class Planner:
             if busy:
                 # A bubble is cheaper than taking the blocks of a request whose token is on its way;
                 # besides, requests that end with the step in flight may make room by themselves.
-                return Decision(None)
+                return None
             victim = self._victim()
-            if victim is None:
-                return Decision(None, failed=next(iter(self.running.values())))
             self._retract(victim)
             retracted += 1
         if retracted:
@@ -173,14 +170,16 @@ class Planner:
         )
         return sum(full) - self.pool.num_free
 
-    def _victim(self) -> Request | None:
+    def _victim(self) -> Request:
         """Who gives way: paused ones first, then the least important, the least far, the last to come.
 
         Never the only one left. The one that is furthest is thus never touched, so some request always
         gets to its end, however tight the cache.
         """
-        candidates = self.paused or (self.running if len(self.running) > 1 else {})
-        return max(candidates.values(), key=_readiness_to_give_way, default=None)
+        candidates = self.paused or self.running
+        # One alone could only lack a block if it had them all, and then it has been ended (`NativeEngine`).
+        assert self.paused or len(self.running) > 1, "a request outgrew the KV cache"
+        return max(candidates.values(), key=_readiness_to_give_way)
 
     def _add_prompts(self, batch: Batch, decoding: list[Request], *, admitting: bool) -> None:
         prefilling = sorted((r for r in self.running.values() if r.remaining > 1), key=_order)

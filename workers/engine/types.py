@@ -102,4 +102,4 @@ class Engine(Protocol):
         """What the engine is doing now."""
 
     def check(self) -> None:
-        """Prove the ownership invariants (E3) or raise AssertionError; cheap enough for every step of a test."""
+        """Prove the ownership invariants (E3) or raise AssertionError; cheap enough for every test step."""
