@@ -7,13 +7,15 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from common.bus.embedded import free_port
+from common.bus.embedded import EmbeddedRedis, free_port
+from tests.helpers.fake_workers import FakeWorkers
 from tests.helpers.stack import ROOT, clean_environment, millstream
 from tests.helpers.waiting import until
 
@@ -128,3 +130,25 @@ class ApiProcess:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         return connection
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An API process on a Redis of its own, with scripted workers."""
+
+    api: ApiProcess
+    workers: FakeWorkers
+    redis: EmbeddedRedis
+
+
+@contextmanager
+def stage(folder: Path, *flags: str, **workers: Any) -> Iterator[Stage]:
+    """A running `Stage`; ``workers`` are the options of `FakeWorkers`."""
+    with (
+        EmbeddedRedis() as redis,
+        FakeWorkers(redis.url, **workers) as cast,
+        ApiProcess(redis.url, *flags, log=folder / "api.log") as api,
+    ):
+        if cast.roles:
+            api.wait_ready()
+        yield Stage(api, cast, redis)

@@ -19,7 +19,7 @@ from common.bus.client import Bus
 from common.bus.handoffs import EmitEnd, EmitRow, Finished, Step, Text
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, partition_of
 from common.bus.streams import Entry, GroupReader
-from common.errors import InvalidRequestError, MillstreamError, kind_of
+from common.errors import InvalidRequestError, MillstreamError, UnavailableError, kind_of
 from common.messages import OutEntry, Request, TokRecord, format_record
 
 MODEL = "test-model"
@@ -71,6 +71,7 @@ class FakeWorkers:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self.failure: BaseException | None = None
         self._players: list[threading.Thread] = []
+        self._plays: dict[str, Play] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -118,16 +119,19 @@ class FakeWorkers:
         return make(partition, self.model.id, INTERACTIVE)
 
     def _loop(self) -> None:
-        try:
-            announced = 0.0
-            while not self._stop.wait(0.002):
+        announced = 0.0
+        while not self._stop.wait(0.002):
+            try:
                 if time.monotonic() - announced > 1:
                     self.announce()
                     announced = time.monotonic()
                 if self.working:
                     self._take()
-        except BaseException as error:
-            self.failure = error
+            except UnavailableError:
+                continue  # the test took Redis away
+            except BaseException as error:
+                self.failure = error
+                return
 
     def _take(self) -> None:
         for partition in range(self.partitions):
@@ -172,7 +176,7 @@ class FakeWorkers:
             return [], json.dumps(
                 {"count": len(words), "max_model_len": 4096, "tokens": list(range(len(words)))}
             )
-        self.script(request)
+        self._plays[request.uid] = self.script(request)  # now: the payload is dropped at the hand-off
         if request.kind == "completion":
             prompts = [p if isinstance(p, list) else list(range(len(p.split()))) for p in payload["prompt"]]
         else:
@@ -195,9 +199,7 @@ class FakeWorkers:
         if started.code == "ENDED":
             self._drop(entry, SCHEDULERS)
             return
-        request, play = started.request, Play()
-        if request is not None:
-            play = self.script(request)
+        request, play = started.request, self._plays[entry.uid]
         at, cancelled = 0, request is None
         for index, text in enumerate(play.texts):
             if request is None or cancelled:

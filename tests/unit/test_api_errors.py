@@ -1,0 +1,57 @@
+"""Errors on the wire: shape, retry advice, and nothing of what the client sent."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from api import errors
+from api.middleware import _request_id
+from api.pressure import FinishRate
+from common.errors import DeadlineError, InvalidRequestError, QueueFullError, UnavailableError
+
+
+def test_the_shape() -> None:
+    response = errors.response(InvalidRequestError("Wrong.", param="n"))
+    assert response.status_code == 400
+    assert orjson.loads(response.body) == {
+        "error": {"message": "Wrong.", "type": "invalid_request_error", "param": "n", "code": None}
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header", "millis"), [(0.2, "1", "200"), (1.0, "1", "1000"), (2.1, "3", "2100")]
+)
+def test_retry_after_is_whole_seconds(seconds: float, header: str, millis: str) -> None:
+    got = errors.error_headers(UnavailableError(retry_after=seconds))
+    assert got == {"retry-after": header, "retry-after-ms": millis}
+
+
+def test_errors_that_say_more() -> None:
+    assert errors.error_headers(QueueFullError())["retry-after"] == "1"
+    assert errors.error_headers(DeadlineError()) == {"x-should-retry": "false"}
+    assert errors.error_headers(InvalidRequestError("x")) == {}
+
+
+def test_advice_follows_the_rate_of_finished_requests() -> None:
+    now = 0.0
+    rate = FinishRate(lambda: now)
+    assert rate.retry_after(100) == 5.0, "nothing is known yet"
+    for _ in range(400):
+        now += 0.1
+        rate.finished()
+    assert rate.per_second() == pytest.approx(10, rel=0.05)
+    assert rate.retry_after(0) == 1.0
+    assert rate.retry_after(50) == pytest.approx(5, rel=0.1)
+    assert rate.retry_after(100_000) == 30.0
+    now += 1000
+    assert rate.retry_after(50) == 5.0, "what was known is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(b"abc-123", True), (b"a" * 129, False), (b"a b", False), ("é".encode(), False)]
+)
+def test_a_clients_own_request_id_is_a_label(value: bytes, kept: bool) -> None:
+    got = _request_id({"headers": [(b"host", b"x"), (b"x-request-id", value)]})
+    assert (got == value) is kept
+    assert kept or got.startswith(b"req_")
