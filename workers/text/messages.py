@@ -74,7 +74,7 @@ def _part_text(part: Any, param: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise InvalidRequestError(
             f"{param} is of type {kind!r}; this model takes text only", param="messages"
         )
