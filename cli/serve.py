@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import os
 import shlex
 import signal
 import socket
@@ -86,7 +87,7 @@ class _Obituaries:
         self._keys = Keys(settings.key_prefix)
         self._partitions = settings.partitions
         # Impatient: while this waits nothing is restarted, and without it the lease still ends by itself.
-        self._bus = Bus(settings.redis_url, name="supervisor", connections=1, timeout_s=1.0, retries=0)
+        self._bus = Bus(settings.redis_url, name="supervisor", timeout_s=1.0, retries=0)
 
     def publish(self, worker_id: str) -> None:
         mark_dead(self._bus, self._keys, self._partitions, worker_id)
@@ -155,7 +156,8 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # Not the error's own text, to which the standard library adds the address once more.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
 
 
