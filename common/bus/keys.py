@@ -7,6 +7,7 @@ and every XREAD touches a single slot (Redis Cluster).
 from __future__ import annotations
 
 import os
+import re
 import time
 import zlib
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from urllib.parse import quote
 TOKENIZERS, SCHEDULERS, DETOKENIZERS = "tk", "sc", "dt"
 
 INTERACTIVE, BATCH = "interactive", "batch"
+_UID = re.compile(r"(0|[1-9][0-9]{0,3})-[0-9a-f]{32}")
 #: Classes of work, most urgent first.
 CLASSES = (INTERACTIVE, BATCH)
 
@@ -32,11 +34,10 @@ def new_uid(partition: int) -> str:
 
 def partition_of(uid: str) -> int:
     """The partition a uid names; ValueError when it is not one of our ids."""
-    head, _, tail = uid.partition("-")
-    if not head.isascii() or not head.isdigit() or len(head) > 4 or len(tail) != 32:
+    found = _UID.fullmatch(uid)
+    if found is None:
         raise ValueError(f"not a request id: {uid[:64]!r}")
-    int(tail, 16)
-    return int(head)
+    return int(found[1])
 
 
 def partition_for(text: str, partitions: int) -> int:

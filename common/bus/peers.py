@@ -1,8 +1,9 @@
 """Finding dead peers of a consumer group and taking over what they held.
 
 A peer that somebody marked dead is dead, at once. A lease that merely expired must be seen expired twice,
-with Redis answering in between, on this process's own clock; after any error, or another run id of the
-server, the observer first waits one full lease: a Redis that was away makes everybody look dead (B3).
+with Redis answering in between, on this process's own clock; after any error, or when the server is
+another or has just begun, the observer first waits one full lease: a Redis that was away makes everybody
+look dead (B3).
 """
 
 from __future__ import annotations
@@ -89,10 +90,12 @@ class PeerWatch:
         self._calm_from = self._clock() + self._lease_s
 
     def _notice_restart(self) -> None:
-        run_id = parse_info(self._bus.do("INFO", "server")).get("run_id", "")
-        if self._run_id and run_id != self._run_id:
-            self._forget()
-        self._run_id = run_id
+        info = parse_info(self._bus.do("INFO", "server"))
+        run_id = info.get("run_id", "")
+        if run_id != self._run_id:
+            if self._run_id or int(info.get("uptime_in_seconds", "0")) <= self._lease_s:
+                self._forget()
+            self._run_id = run_id
 
     def _scan(self, stream: str) -> list[Entry]:
         try:

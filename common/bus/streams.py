@@ -77,18 +77,32 @@ class GroupReader:
 
     def stranded(self, held: Collection[str]) -> list[Entry]:
         """Entries pending on this consumer that it does not hold: replies that were lost on the way."""
+        found: list[Entry] = []
+        start = b"-"
         try:
-            pending = self._bus.do(
-                "XPENDING", self.stream, self.group, "-", "+", _PENDING_PAGE, self.consumer
-            )
+            while True:
+                page = self._bus.do(
+                    "XPENDING", self.stream, self.group, start, "+", _PENDING_PAGE, self.consumer
+                )
+                found += [
+                    entry
+                    for entry_id, *_ in page
+                    if entry_id.decode() not in held and (entry := self._look_up(entry_id)) is not None
+                ]
+                if len(page) < _PENDING_PAGE:
+                    return found
+                start = b"(" + page[-1][0]
         except NoGroupError:
-            return []
-        found = []
-        for entry_id, *_ in pending:
-            if entry_id.decode() not in held:
-                for _, fields in self._bus.do("XRANGE", self.stream, entry_id, entry_id):
-                    found.append(entry_of(self.stream, entry_id, fields))
-        return found
+            return found
+
+    def _look_up(self, entry_id: bytes) -> Entry | None:
+        """A pending entry; one that somebody deleted by hand is acked, or it would be searched for ever."""
+        rows = self._bus.do("XRANGE", self.stream, entry_id, entry_id)
+        if not rows:
+            log.warning("a pending entry is gone", stream=self.stream, entry=entry_id.decode())
+            self._bus.do("XACK", self.stream, self.group, entry_id)
+            return None
+        return entry_of(self.stream, entry_id, rows[0][1])
 
 
 class Bell:
