@@ -9,7 +9,10 @@ Replies are bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +20,7 @@ import redis
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.connection import ConnectionInterface
 from redis.retry import Retry
 
 from common.bus.scripts import Call, sha_of, source_of
@@ -28,6 +32,17 @@ T = TypeVar("T")
 BLOCK_MS = 2000
 _COMMAND_TIMEOUT_S = 5.0
 _POOL_WAIT_S = 5.0
+#: Errors that say "not now": it fails over, cannot save, or runs a script that hangs. redis-py has classes for
+#: some, and cuts the code off their text.
+_AWAY = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
+_AWAY_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE"})
+_RETRIES = 3
+_BACKOFF_S = 0.02
+_BACKOFF_CAP_S = 0.5
 
 
 class FencedError(MillstreamError):
@@ -59,16 +74,15 @@ def mapped() -> Iterator[None]:
 
 def _from_reply(error: redis.exceptions.ResponseError) -> MillstreamError:
     text = str(error)
-    if text.startswith("FENCED"):
+    code = text.partition(" ")[0]
+    if code == "FENCED":
         return FencedError(text)
-    if "NOGROUP" in text or "requires the key to exist" in text or "no such key" in text:
+    if code == "NOGROUP" or "requires the key to exist" in text or "no such key" in text:
         return NoGroupError(text)
-    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("OOM"):
+    if isinstance(error, redis.exceptions.OutOfMemoryError) or code == "OOM":
         return BusFullError()
-    if text.startswith(
-        ("LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNKILLABLE", "BUSY ")
-    ):
-        return BusDownError(f"Redis cannot take writes now: {text.partition(' ')[0]}.")
+    if isinstance(error, _AWAY) or code in _AWAY_CODES:
+        return BusDownError(f"Redis cannot take writes now: {text}")
     return MillstreamError(f"Redis refused a command: {text}")
 
 
@@ -77,78 +91,98 @@ def _options(name: str) -> dict[str, Any]:
 
 
 class Bus:
-    """Synchronous commands: what workers write and read with. Safe to use from several threads."""
+    """Synchronous commands: what workers write and read with. Safe to use from several threads.
+
+    Each thread has a connection of its own: there are few, and a pool's checks cost as much as the command.
+    """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        name: str,
-        connections: int = 8,
-        timeout_s: float = _COMMAND_TIMEOUT_S,
-        retries: int = 3,
+        self, url: str, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S, retries: int = _RETRIES
     ) -> None:
         self.url = url
-        pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=_POOL_WAIT_S,
-            socket_timeout=timeout_s,
-            retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), retries),
-            **_options(name),
-        )
-        self.redis: redis.Redis = redis.Redis(connection_pool=pool)
-        self.redis.response_callbacks.clear()  # raw replies, the same for both clients
+        self._factory = _factory(url, name, timeout_s)
+        self._retries = retries
+        self._local = threading.local()
+        self._connections: list[ConnectionInterface] = []
 
     def run(self, call: Call[T]) -> T:
         """Runs one script; its errors are `FencedError`, `NoGroupError`, `BusDownError`, `BusFullError`."""
+        args = (len(call.keys), *call.keys, *call.args)
         with mapped():
-            args = (len(call.keys), *call.keys, *call.args)
             try:
-                reply = self.redis.execute_command("EVALSHA", sha_of(call.script), *args)
+                reply = self._execute("EVALSHA", sha_of(call.script), *args)
             except redis.exceptions.NoScriptError:
-                reply = self.redis.execute_command("EVAL", source_of(call.script), *args)
+                reply = self._execute("EVAL", source_of(call.script), *args)
         return call.parse(reply)
 
     def do(self, *command: Any) -> Any:
         """Runs one plain, idempotent command and returns its raw reply."""
         with mapped():
-            return self.redis.execute_command(*command)
+            return self._execute(*command)
 
     def close(self) -> None:
-        self.redis.connection_pool.disconnect()
+        """Closes every thread's connection."""
+        for connection in self._connections:
+            connection.disconnect()
+
+    def _execute(self, *command: Any) -> Any:
+        """Sends a command until it is answered, at most 1 + retries times."""
+        backoff = _BACKOFF_S
+        for left in range(self._retries, -1, -1):
+            try:
+                return _ask(self._connection(), command)
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                if not left:
+                    raise
+            time.sleep(backoff * (0.5 + random.random() / 2))
+            backoff = min(2 * backoff, _BACKOFF_CAP_S)
+        raise AssertionError("unreachable")
+
+    def _connection(self) -> ConnectionInterface:
+        known: ConnectionInterface | None = getattr(self._local, "connection", None)
+        if known is not None:
+            return known
+        connection = self._local.connection = self._factory.make_connection()
+        self._connections.append(connection)
+        return connection
+
+
+def _factory(url: str, name: str, timeout_s: float) -> redis.ConnectionPool:
+    """Makes connections that never retry by themselves."""
+    return redis.ConnectionPool.from_url(
+        url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **_options(name)
+    )
+
+
+def _ask(connection: ConnectionInterface, command: Sequence[Any]) -> Any:
+    """One command, one reply; connects first if need be.
+
+    After any failure but an error reply the connection is closed: a late reply would be taken for the next
+    command's.
+    """
+    try:
+        connection.send_command(*command)
+        return connection.read_response()
+    except redis.exceptions.ResponseError:
+        raise
+    except BaseException:
+        connection.disconnect()
+        raise
 
 
 class BlockingBus:
     """One connection for blocking reads, synchronous, for one thread. Never retries by itself."""
 
     def __init__(self, url: str, *, name: str) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(
-            url,
-            max_connections=1,
-            socket_timeout=BLOCK_MS / 1000 + 5,
-            retry=Retry(NoBackoff(), 0),
-            **_options(name),
-        )
+        self._connection = _factory(url, name, BLOCK_MS / 1000 + 5).make_connection()
 
     def do(self, *command: Any) -> Any:
-        """Runs one command that may block up to `BLOCK_MS`; returns redis-py's raw reply."""
+        """Runs one command that may block up to `BLOCK_MS`; returns its raw reply."""
         with mapped():
-            connection = self._redis.connection_pool.get_connection()
-            try:
-                connection.send_command(*command)
-                reply = connection.read_response()
-            except redis.exceptions.ResponseError:
-                raise
-            except BaseException:
-                connection.disconnect()
-                raise
-            finally:
-                self._redis.connection_pool.release(connection)
-            return reply
+            return _ask(self._connection, command)
 
     def close(self) -> None:
-        self._redis.connection_pool.disconnect()
+        self._connection.disconnect()
 
 
 class AsyncBus:
@@ -161,7 +195,7 @@ class AsyncBus:
             max_connections=connections,
             timeout=_POOL_WAIT_S,
             socket_timeout=_COMMAND_TIMEOUT_S,
-            retry=AsyncRetry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), 3),
+            retry=AsyncRetry(ExponentialWithJitterBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_S), _RETRIES),
             **_options(name),
         )
         self.redis: aioredis.Redis = aioredis.Redis(connection_pool=pool)
@@ -207,7 +241,7 @@ def blocking_connection(url: str, *, name: str) -> aioredis.Connection:
 
 def ping_until(url: str, *, timeout_s: float, sleep: Callable[[float], None]) -> None:
     """Waits until Redis answers; raises `BusDownError` after ``timeout_s``."""
-    bus = Bus(url, name="probe", connections=1, timeout_s=2.0, retries=0)
+    bus = Bus(url, name="probe", timeout_s=2.0, retries=0)
     waited = 0.0
     try:
         while True:

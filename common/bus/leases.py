@@ -105,7 +105,7 @@ class Lease:
         progress: Progress,
         stats: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._bus = Bus(url, name=f"{worker}-lease", connections=2, timeout_s=1.0, retries=1)
+        self._bus = Bus(url, name=f"{worker}-lease", timeout_s=1.0, retries=1)
         self._keys = keys
         self.worker = worker
         self._role = role

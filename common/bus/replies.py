@@ -24,26 +24,38 @@ log = logging.getLogger(__name__)
 BUFFER = 256
 _COUNT = 128
 _IDLE_WAIT_S = 1.0
+_RECONNECT_S = 0.2
 
 
 class Subscription:
     """The entries of one request's reply stream, in order, from just after ``after``."""
 
-    def __init__(self, partition: _PartitionReader, key: str, uid: str, after: str) -> None:
-        self.key = key
+    def __init__(self, partition: _PartitionReader, uid: str, after: str) -> None:
         self.uid = uid
         self.after = after
         self._partition = partition
         self._entries: deque[OutEntry] = deque()
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet = True
+        self._woken = False
 
     async def next(self, timeout_s: float) -> list[OutEntry]:
-        """Everything that has arrived, waiting for at least one entry; empty after ``timeout_s``."""
-        if not self._entries:
-            self._ready.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._ready.wait()
+        """Everything that has arrived, waiting for at least one entry.
+
+        Empty after a silence of one to two times ``timeout_s``: one timer for the whole life costs a third of
+        a timeout around every wait, and this is the hot path.
+        """
+        if not self._entries and not self._woken:
+            loop = asyncio.get_running_loop()
+            if self._timer is None:
+                self._timer = loop.call_later(timeout_s, self._tick, timeout_s)
+            self._waiter = loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._woken = False
         was_full = len(self._entries) >= BUFFER
         entries = list(self._entries)
         self._entries.clear()
@@ -52,12 +64,23 @@ class Subscription:
         return entries
 
     def wake(self) -> None:
-        """Lets a waiting `next` return now, with nothing if nothing has arrived."""
-        self._ready.set()
+        """Lets a waiting `next`, or the one to come, return with what there is."""
+        self._woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _tick(self, every_s: float) -> None:
+        if self._quiet:
+            self.wake()
+        self._quiet = True
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._tick, every_s)
 
     def close(self) -> None:
         """Stops following; idempotent."""
         self._partition.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @property
     def full(self) -> bool:
@@ -66,7 +89,8 @@ class Subscription:
     def feed(self, entries: list[OutEntry]) -> None:
         self._entries.extend(entries)
         self.after = entries[-1].id
-        self._ready.set()
+        self._quiet = False
+        self.wake()
 
 
 class Replies:
@@ -83,15 +107,21 @@ class Replies:
         await asyncio.gather(*(reader.stop() for reader in self._readers))
 
     def subscribe(self, uid: str, after: str = "0-0") -> Subscription:
-        """Follows ``out:<uid>`` from just after entry id ``after``. Raises ValueError for a foreign uid."""
+        """Follows ``out:<uid>`` from just after entry id ``after``.
+
+        Raises ValueError for what is no request id here, or no entry id.
+        """
         partition = partition_of(uid)
         if partition >= len(self._readers):
             raise ValueError(f"not a request id here: {uid}")
-        return self._readers[partition].subscribe(uid, after)
+        millis, low = _order(after)
+        if not (0 <= millis < 2**64 and 0 <= low < 2**64):
+            raise ValueError(f"not an entry id: {after[:64]!r}")
+        return self._readers[partition].subscribe(uid, f"{millis}-{low}")
 
     def following(self) -> int:
         """How many requests are followed now."""
-        return sum(len(reader.subscriptions) for reader in self._readers)
+        return sum(len(subs) for reader in self._readers for subs in reader.subscriptions.values())
 
 
 class _PartitionReader:
@@ -105,7 +135,8 @@ class _PartitionReader:
         self._bus = bus
         self._keys = keys
         self._name = name
-        self.subscriptions: dict[str, Subscription] = {}
+        #: By key of the reply stream; one request may have several readers in this process.
+        self.subscriptions: dict[str, list[Subscription]] = {}
         self._version = 0
         self._reading_version = 0
         self._connection_id: int | None = None
@@ -123,16 +154,18 @@ class _PartitionReader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def subscribe(self, uid: str, after: str) -> Subscription:
-        key = self._keys.out(uid)
-        while key in self.subscriptions:  # a second reader of the same request in this process
-            key += " "
-        subscription = Subscription(self, key, uid, after)
-        self.subscriptions[key] = subscription
+        subscription = Subscription(self, uid, after)
+        self.subscriptions.setdefault(self._keys.out(uid), []).append(subscription)
         self.ring()
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        self.subscriptions.pop(subscription.key, None)
+        key = self._keys.out(subscription.uid)
+        known = self.subscriptions.get(key, [])
+        if subscription in known:
+            known.remove(subscription)
+        if not known:
+            self.subscriptions.pop(key, None)
 
     def ring(self) -> None:
         """The list of what to read has changed."""
@@ -152,7 +185,7 @@ class _PartitionReader:
                 if connection is not None:
                     await connection.disconnect()
                     connection = None
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_RECONNECT_S)
             except asyncio.CancelledError:
                 if connection is not None:
                     await connection.disconnect()
@@ -160,14 +193,23 @@ class _PartitionReader:
 
     async def _connect(self) -> Any:
         connection = client.blocking_connection(self._bus.url, name=self._name)
-        await connection.connect()
-        await connection.send_command("CLIENT", "ID")
-        self._connection_id = int(await connection.read_response())
+        try:
+            await connection.connect()
+            await connection.send_command("CLIENT", "ID")
+            self._connection_id = int(await connection.read_response())
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         return connection
 
     async def _read_once(self, connection: Any) -> None:
+        """One XREAD. A stream with several readers is named once, from where the last of them is."""
         self._reading_version = self._version
-        wanted = [(key, sub) for key, sub in self.subscriptions.items() if not sub.full]
+        wanted = {
+            key.encode(): hungry
+            for key, subs in self.subscriptions.items()
+            if (hungry := [sub for sub in subs if not sub.full])
+        }
         if not wanted:
             self._bell.clear()
             if self._reading_version == self._version:
@@ -177,25 +219,14 @@ class _PartitionReader:
             return
         await connection.send_command(
             "XREAD", "COUNT", _COUNT, "BLOCK", client.BLOCK_MS, "STREAMS",
-            *[key.rstrip(" ") for key, _ in wanted], *[sub.after for _, sub in wanted],
+            *wanted, *[min((sub.after for sub in subs), key=_order) for subs in wanted.values()],
         )  # fmt: skip
-        reply = await connection.read_response()
-        if reply:
-            self._dispatch(reply, wanted)
-
-    def _dispatch(self, reply: Any, wanted: list[tuple[str, Subscription]]) -> None:
-        """Several subscriptions of one key name it several times, and get one part of the reply each."""
-        by_key: dict[bytes, list[Subscription]] = {}
-        for key, sub in wanted:
-            by_key.setdefault(key.rstrip(" ").encode(), []).append(sub)
-        for key, entries in reply:
-            subs = by_key[key]
-            sub = subs.pop(0) if len(subs) > 1 else subs[0]
-            parsed = [parse_out(entry_id, fields) for entry_id, fields in entries]
-            after = _order(sub.after)
-            fresh = [entry for entry in parsed if _order(entry.id) > after]
-            if fresh:
-                sub.feed(fresh)
+        for key, entries in await connection.read_response() or ():
+            parsed = [_parsed(key, *entry) for entry in entries]
+            for sub in wanted[key]:
+                after = _order(sub.after)
+                if fresh := [entry for entry in parsed if _order(entry.id) > after]:
+                    sub.feed(fresh)
 
     async def _unblock_loop(self) -> None:
         while not self._stopping:
@@ -208,6 +239,15 @@ class _PartitionReader:
                         await self._bus.do("CLIENT", "UNBLOCK", self._connection_id)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.05)
+
+
+def _parsed(key: bytes, entry_id: bytes, fields: list[bytes]) -> OutEntry:
+    """The entry; an empty one for what nobody of ours wrote: it must not keep others from their replies."""
+    try:
+        return parse_out(entry_id, fields)
+    except (ValueError, TypeError) as error:
+        log.warning("an entry of %s cannot be read: %s", key.decode("utf-8", "replace"), error)
+        return OutEntry(entry_id.decode())
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ def check_server(url: str, keys: Keys, partitions: int) -> None:
 
     That is when it is too old, may evict keys, or already serves processes with another number of partitions.
     """
-    bus = Bus(url, name="check", connections=1)
+    bus = Bus(url, name="check")
     try:
         server = parse_info(bus.do("INFO", "server"))
         version = server.get("redis_version", "0.0")

@@ -16,6 +16,7 @@ from common import errors
 from common.bus import handoffs
 from common.bus.client import Bus, FencedError
 from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Started, Step
+from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
 from common.bus.streams import Entry
@@ -23,7 +24,6 @@ from common.logging import Log
 from common.messages import Request, TokRecord, format_record
 from workers.engine.types import Engine, EngineRequest, Finish, Output
 from workers.scheduler.emitter import TICK_S, Emitter
-from workers.scheduler.intake import Intake
 
 log = Log(__name__)
 
@@ -72,8 +72,9 @@ class SchedulerWorker:
         self._announce = announce
         self._engine: Engine | None = None
         self.wake = threading.Event()
+        streams = {p: [keys.sched(p, model, cls) for cls in CLASSES] for p in range(partitions)}
         self._intake = Intake(
-            bus, keys, model=model, worker=worker, partitions=partitions, lease_ms=lease_ms, wake=self.wake
+            bus, keys, SCHEDULERS, streams, worker=worker, lease_ms=lease_ms, wake=self.wake
         )
         self._emitters = [
             Emitter(

@@ -40,5 +40,6 @@ def _start(proc: Process) -> int:
         partitions=settings.partitions,
         lease_ms=settings.lease_ms,
         ttl_ms=proc.reply_ttl_ms,
+        life_ms=int((settings.request_timeout + settings.deadline_grace) * 1000),
     )
     return proc.run(worker, worker.stats)

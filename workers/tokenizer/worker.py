@@ -15,10 +15,10 @@ from common import errors
 from common.bus import handoffs
 from common.bus.client import Bus
 from common.bus.handoffs import Gate
+from common.bus.intake import Intake
 from common.bus.keys import CLASSES, TOKENIZERS, Keys
-from common.bus.peers import OBSERVE_S, PeerWatch
 from common.bus.registry import ModelInfo
-from common.bus.streams import Bell, Entry, GroupReader
+from common.bus.streams import Entry
 from common.errors import MillstreamError
 from common.logging import Log
 from common.messages import OutEntry, Request
@@ -29,7 +29,6 @@ log = Log(__name__)
 MAX_ATTEMPTS = 3
 _READ_COUNT = 16
 _IDLE_S = 0.5
-_STRANDED_S = 2.0
 #: How old the model's limits may be.
 _LIMITS_S = 2.0
 
@@ -52,6 +51,7 @@ class TokenizerWorker:
         partitions: int,
         lease_ms: int,
         ttl_ms: int,
+        life_ms: int,
     ) -> None:
         self._bus = bus
         self._keys = keys
@@ -60,36 +60,21 @@ class TokenizerWorker:
         self._model = model
         self._max_model_len = max_model_len
         self._worker = worker
+        #: Life of a reply after its end, and of one that never ends.
         self._ttl_ms = ttl_ms
+        self._life_ms = life_ms
         self.wake = threading.Event()
-        self._readers = [
-            GroupReader(bus, keys.work_in(p, model, cls), TOKENIZERS, worker)
-            for cls in CLASSES
-            for p in range(partitions)
-        ]
-        self._watches = {
-            p: PeerWatch(bus, keys, p, TOKENIZERS, me=worker, lease_ms=lease_ms) for p in range(partitions)
-        }
-        self._bells = [
-            Bell(
-                bus.url,
-                [keys.work_in(p, model, cls) for cls in CLASSES],
-                self.wake.set,
-                name=f"{worker}-bell-{p}",
-            )
-            for p in range(partitions)
-        ]
-        self._partitions = partitions
-        self._next_scan = self._next_stranded = self._next_limits = 0.0
+        streams = {p: [keys.work_in(p, model, cls) for cls in CLASSES] for p in range(partitions)}
+        self._intake = Intake(
+            bus, keys, TOKENIZERS, streams, worker=worker, lease_ms=lease_ms, wake=self.wake
+        )
+        self._next_limits = 0.0
         self._draining = False
         self._done = 0
 
     def startup(self) -> None:
         self._work = self._load()
-        for reader in self._readers:
-            reader.ensure()
-        for bell in self._bells:
-            bell.start()
+        self._intake.start()
         log.info("ready", model=self._model)
 
     def begin_drain(self) -> None:
@@ -99,8 +84,7 @@ class TokenizerWorker:
         return False  # a pass finishes what it reads
 
     def shutdown(self) -> None:
-        for bell in self._bells:
-            bell.stop()
+        self._intake.stop()
 
     def stats(self) -> Mapping[str, Any]:
         """Readings for the registry."""
@@ -108,9 +92,9 @@ class TokenizerWorker:
 
     def step(self) -> None:
         self._refresh_limits()
-        entries = self._recovered()
-        for reader in self._readers:
-            entries += reader.read(_READ_COUNT)
+        entries = self._intake.recovered(())  # nothing is held between two passes
+        if not self._draining:
+            entries += self._intake.fresh(_READ_COUNT)
         for entry in entries:
             self._do(entry)
         if not entries:
@@ -125,21 +109,6 @@ class TokenizerWorker:
             text = self._bus.do("HGET", self._keys.models(), self._model)
             if text is not None:
                 self._max_model_len = ModelInfo.from_json(text).max_model_len
-
-    def _recovered(self) -> list[Entry]:
-        """Jobs of dead peers, and of lost replies: nothing is held between two passes."""
-        now = time.monotonic()
-        entries: list[Entry] = []
-        if now >= self._next_scan:
-            self._next_scan = now + OBSERVE_S
-            for index, reader in enumerate(self._readers):
-                entries += self._watches[index % self._partitions].scan(reader.stream)
-        if now >= self._next_stranded:
-            self._next_stranded = now + _STRANDED_S
-            known = {entry.id for entry in entries}
-            for reader in self._readers:
-                entries += reader.stranded(known)
-        return entries
 
     def _do(self, entry: Entry) -> None:
         reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
@@ -174,15 +143,9 @@ class TokenizerWorker:
                 handoffs.tok_end(self._keys, request, entry.id, end, ttl_ms=self._ttl_ms, worker=self._worker)
             )
         else:
-            left_ms = self._left_ms(request)
-            gate = self._bus.run(handoffs.tok_done(self._keys, request, entry.id, prompts, left_ms))
+            gate = self._bus.run(handoffs.tok_done(self._keys, request, entry.id, prompts, self._life_ms))
         if gate is not Gate.OK:
             log.debug("a job was done by somebody else, or is not wanted", uid=entry.uid, gate=gate)
-
-    def _left_ms(self, request: Request) -> int:
-        """Life of the reply and the token logs: as long as the request's own hash."""
-        left = int(self._bus.do("PTTL", self._keys.req(request.uid)))
-        return max(left, 1000)
 
     def _end(self, entry: Entry, request: Request, error: MillstreamError) -> None:
         kind = errors.kind_of(error)

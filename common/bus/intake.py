@@ -1,16 +1,17 @@
-"""Where a scheduler's work comes from: fresh entries, stranded entries, and entries of dead peers.
+"""Where a worker's work comes from: fresh entries, stranded entries, and entries of dead peers.
 
-One partition at a time, interactive before batch, and never more than the engine has room for.
+One partition at a time, interactive before batch, and never more than the worker has room for.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from common.bus.client import Bus
-from common.bus.keys import CLASSES, SCHEDULERS, Keys
+from common.bus.keys import Keys
 from common.bus.peers import OBSERVE_S, PeerWatch
 from common.bus.streams import Bell, Entry, GroupReader
 
@@ -21,16 +22,16 @@ POLL_S = 1.0
 
 
 class Intake:
-    """All `sched` streams of one model."""
+    """One consumer group's streams: ``streams`` maps a partition to its streams, most urgent class first."""
 
     def __init__(
         self,
         bus: Bus,
         keys: Keys,
+        group: str,
+        streams: Mapping[int, Sequence[str]],
         *,
-        model: str,
         worker: str,
-        partitions: int,
         lease_ms: int,
         wake: threading.Event,
         clock: Callable[[], float] = time.monotonic,
@@ -38,23 +39,16 @@ class Intake:
         self._clock = clock
         self._wake = wake
         self._readers = {
-            p: [GroupReader(bus, keys.sched(p, model, cls), SCHEDULERS, worker) for cls in CLASSES]
-            for p in range(partitions)
+            p: [GroupReader(bus, stream, group, worker) for stream in some] for p, some in streams.items()
         }
-        self._watches = {
-            p: PeerWatch(bus, keys, p, SCHEDULERS, me=worker, lease_ms=lease_ms) for p in range(partitions)
-        }
-        self._news = [True] * partitions
+        self._watches = {p: PeerWatch(bus, keys, p, group, me=worker, lease_ms=lease_ms) for p in streams}
+        self._levels = max(map(len, streams.values()))
+        self._news = [True] * len(streams)
         self._next_poll = self._next_stranded = self._next_scan = 0.0
         self._first = 0
         self._bells = [
-            Bell(
-                bus.url,
-                [reader.stream for reader in readers],
-                lambda p=p: self._ring(p),  # type: ignore[misc]
-                name=f"{worker}-bell-{p}",
-            )
-            for p, readers in self._readers.items()
+            Bell(bus.url, some, partial(self._ring, p), name=f"{worker}-bell-{p}")
+            for p, some in streams.items()
         ]
 
     def start(self) -> None:
@@ -85,7 +79,7 @@ class Intake:
         for partition in ringing:  # cleared before the read: what comes in meanwhile rings again
             self._news[partition] = False
         entries: list[Entry] = []
-        for level in range(len(CLASSES)):
+        for level in range(self._levels):
             for partition in ringing:
                 asked = room - len(entries)
                 got = self._readers[partition][level].read(asked) if asked > 0 else []
