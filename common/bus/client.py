@@ -32,8 +32,8 @@ T = TypeVar("T")
 BLOCK_MS = 2000
 _COMMAND_TIMEOUT_S = 5.0
 _POOL_WAIT_S = 5.0
-#: Errors that say "not now": it fails over, cannot save, or runs a script that hangs. redis-py has classes for
-#: some, and cuts the code off their text.
+#: Errors that say "not now": it fails over, cannot save, or runs a script that hangs. redis-py has classes
+#: for some, and cuts the code off their text.
 _AWAY = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,
