@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from api.service import Phase, Service
 from common.bus import handoffs, registry
 from common.bus.keys import CLASSES
-from common.errors import MillstreamError
+from common.errors import CancelledError, MillstreamError
 from common.logging import Log
 
 log = Log(__name__)
@@ -24,6 +24,7 @@ _ORPHAN_ROUNDS = 5
 _PAGE = 500
 #: An API process unseen for this long is gone, and with it the connections of its requests.
 _GONE_S = 10.0
+_ORPHANED = "The API process that held the connection is gone."
 
 
 class Upkeep:
@@ -67,6 +68,7 @@ class Upkeep:
         try:
             await self._announce()
             await self._end_overdue()
+            await self._end_flagged()
             await self._end_flagged()
             if number % _ORPHAN_ROUNDS == 0:
                 await self._end_orphans()
@@ -113,7 +115,7 @@ class Upkeep:
         log.info("a request was overdue", uid=uid, outcome=code)
 
     async def _worker_of(self, uid: str) -> str:
-        """The scheduler of a choice that still runs; choices are ended together, so one will do."""
+        """The scheduler that runs a choice of the request which has not ended; empty when there is none."""
         reply = await self._service.bus.do("HGETALL", self._service.keys.req(uid))
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         for name, value in fields.items():
@@ -123,17 +125,17 @@ class Upkeep:
         return ""
 
     async def _end_flagged(self) -> None:
-        """Cancel flags that somebody set by hand on requests that no scheduler has yet (P6)."""
+        """CANCEL for what somebody flagged by hand and no scheduler owns; flags of nothing are removed."""
         bus, keys = self._service.bus, self._service.keys
         for partition in range(self._service.settings.partitions):
             flags = keys.cancel(partition)
             for member in (await bus.do("SMEMBERS", flags))[:_PAGE]:
-                uid, _, choice = member.decode("utf-8", "replace").partition("/")
+                uid = member.decode("utf-8", "replace").partition("/")[0]
                 model, cls = await bus.do("HMGET", keys.req(uid), "model", "class")
                 if model is None:
                     await bus.do("SREM", flags, member)
-                elif not choice:  # a flag on one choice is the detokenizer's, for its scheduler
-                    await self._cancel(uid, model.decode(), cls.decode(), "The request was cancelled.")
+                elif b"/" not in member:
+                    await self._cancel(uid, model.decode(), cls.decode(), CancelledError().message)
 
     async def _end_orphans(self) -> None:
         """CANCEL for requests whose API process is gone: their clients are, too."""
