@@ -17,7 +17,7 @@ from common.messages import OutEntry, Request
 log = Log(__name__)
 
 #: A reply silent for this long is looked up: Redis may have lost the request.
-_SILENCE_S = 5.0
+_SILENCE_S = 3.0
 
 
 class LostRequestError(MillstreamError):

@@ -26,7 +26,7 @@ from common.messages import Kind, Request
 log = Log(__name__)
 
 #: How long an API process waits beyond a request's deadline for the workers' own word on it.
-DEADLINE_GRACE_S = 5.0
+DEADLINE_GRACE_S = 3.0
 #: Admission is quick, or Redis is in trouble.
 _ADMIT_TIMEOUT_S = 5.0
 #: A dead worker's lease ends within about this time, and its successor has begun.

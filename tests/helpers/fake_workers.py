@@ -75,6 +75,13 @@ class FakeWorkers:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        self.prepare()
+        self._thread.start()
+        return self
+
+    def prepare(self) -> None:
+        """Everything that must be in Redis; again, after a test emptied it."""
+        self._seq = dict.fromkeys(range(self.partitions), 0)
         self.bus.do("HSET", self.keys.models(), self.model.id, self.model.to_json())
         for partition in range(self.partitions):
             self.bus.run(leases.renew(self.keys, partition, "fake", 600_000, opening=True))
@@ -87,8 +94,12 @@ class FakeWorkers:
             ):
                 GroupReader(self.bus, stream, group, "fake").ensure()
         self.announce()
-        self._thread.start()
-        return self
+
+    def forget_failure(self) -> None:
+        """The test broke the bus on purpose."""
+        for player in self._players:
+            player.join(10)
+        self.failure = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -247,6 +258,7 @@ class FakeWorkers:
         self, entry: Entry, step: Step, texts: Sequence[Text], finished: Sequence[Finished]
     ) -> frozenset[str]:
         partition = partition_of(entry.uid)
+        time.sleep(0.0005)  # locks are not fair: let another request's thread have its turn
         with self._lock:
             self._seq[partition] += 1
             emitted = self.bus.run(handoffs.emit(self.keys, partition, "fake", self._seq[partition], step))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.bus import registry
 from common.errors import ContextLengthError, InvalidRequestError
 from common.messages import Request
 from tests.helpers.api_process import Answer, ApiProcess, Stage, stage
@@ -218,14 +219,14 @@ def refused(got: Answer, status: int, code: str) -> None:
     assert int(got.headers["retry-after-ms"]) >= 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue(tmp_path: Path, stream: bool) -> None:
+def test_a_full_queue(tmp_path: Path) -> None:
     with stage(tmp_path, "--max-queued-requests", "3", working=False) as running:
         body = {"model": "test-model", "messages": [{"role": "user", "content": "x"}]}
         waiting = [running.api.open("/v1/chat/completions", body) for _ in range(3)]
         streams = [running.workers._stream("in", p) for p in (0, 1)]
         until(lambda: sum(running.workers.bus.do("XLEN", s) for s in streams) == 3, "three requests wait")
-        refused(running.api.chat("x", stream=stream), 429, "rate_limit_exceeded")
+        for stream in (False, True):
+            refused(running.api.chat("x", stream=stream), 429, "rate_limit_exceeded")
         running.workers.working = True
         for connection in waiting:
             with connection:
@@ -252,24 +253,22 @@ def test_too_many_bytes_in_the_queue(tmp_path: Path) -> None:
 ROLES = ("tokenizer", "scheduler", "detokenizer")
 
 
-@pytest.mark.parametrize("missing", ROLES)
-def test_a_role_without_a_worker(tmp_path: Path, missing: str) -> None:
-    with stage(tmp_path, roles=()) as running:
-        running.workers.roles = tuple(role for role in ROLES if role != missing)
-
-        def reasons() -> list[str]:
-            return running.api.get("/ready").json()["reasons"]  # type: ignore[no-any-return]
-
-        until(lambda: reasons() == [f"test-model: no live {missing}"], "/ready names it")
-        assert running.api.get("/ready").status == 503
-        for stream in (False, True):
-            refused(running.api.chat("x", stream=stream), 503, "service_unavailable")
-        assert running.api.post("/tokenize", {"prompt": "a"}).status == (
-            503 if missing == "tokenizer" else 200
-        )
-        assert running.api.get("/health").status == 200
-        running.workers.roles = ROLES
-        until(lambda: running.api.chat("x").status == 200, "it works once it is there")
+def test_a_role_without_a_worker(tmp_path: Path) -> None:
+    with stage(tmp_path) as running:
+        workers, api = running.workers, running.api
+        for missing in ROLES:
+            workers.roles = tuple(role for role in ROLES if role != missing)
+            registry.withdraw(workers.bus, workers.keys, f"{missing}-1")
+            reason = f"test-model: no live {missing}"
+            until(lambda: api.get("/ready").json()["reasons"] == [reason], "/ready names it")  # noqa: B023 - now
+            assert api.get("/ready").status == 503
+            for stream in (False, True):
+                refused(api.chat("x", stream=stream), 503, "service_unavailable")
+            assert api.post("/tokenize", {"prompt": "a"}).status == (503 if missing == "tokenizer" else 200)
+            assert api.get("/health").status == 200
+            workers.roles = ROLES
+            workers.announce()
+            until(lambda: api.chat("x").status == 200, "it works once it is there")
 
 
 def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
