@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -33,82 +34,85 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if within(m.name, *TEXT_ROOMS)], ids=str)
-def test_transformers_is_not_loaded_at_start(module: Module) -> None:
-    assert not [line for name, line in imports(module, at_load=True) if within(name, "transformers")]
-
-
 #: What common may import beside the standard library.
-COMMON_MAY = ("common", "pydantic", "orjson", "redis")
+COMMON_MAY = {"common", "pydantic", "orjson", "redis"}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_edges(module: Module) -> None:
-    wrong = [
-        f"line {line}: {name} ({why})"
+@dataclass(frozen=True)
+class Edge:
+    """One import."""
+
+    module: Module
+    name: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module} line {self.line} imports {self.name}"
+
+
+EDGES = [Edge(module, name, line) for module in MODULES for name, line in imports(module)]
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    assert not [
+        f"{edge}: {why}"
         for room, names, why in FORBIDDEN
-        if within(module.name, room)
-        for name, line in imports(module)
-        if within(name, *names)
+        for edge in EDGES
+        if within(edge.module.name, room) and within(edge.name, *names)
     ]
-    assert not wrong
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if within(m.name, "common")], ids=str)
-def test_common_imports_little(module: Module) -> None:
-    allowed = {*sys.stdlib_module_names, *COMMON_MAY}
-    assert not [name for name, _ in imports(module) if name.partition(".")[0] not in allowed]
+def test_transformers_is_not_loaded_at_start() -> None:
+    early = [
+        (str(m), name) for m in MODULES for name, _ in imports(m, at_load=True) if within(m.name, *TEXT_ROOMS)
+    ]
+    assert not [edge for edge in early if within(edge[1], "transformers")]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_only_the_bus_imports_redis(module: Module) -> None:
-    if not within(module.name, "common.bus"):
-        assert not [line for name, line in imports(module) if within(name, "redis", "valkey", "hiredis")]
+def test_common_imports_little() -> None:
+    allowed = COMMON_MAY | sys.stdlib_module_names
+    mine = [edge for edge in EDGES if within(edge.module.name, "common")]
+    assert not [str(edge) for edge in mine if edge.name.partition(".")[0] not in allowed]
 
 
-@pytest.mark.parametrize("package", ["workers.engine", "workers.text", "workers.checkpoint"])
-def test_libraries_do_not_know_the_bus(package: str) -> None:
-    for module in MODULES:
-        if within(module.name, package):
-            assert not [f"{module} line {n}" for name, n in imports(module) if within(name, "common.bus")]
+def test_only_the_bus_imports_redis() -> None:
+    others = [edge for edge in EDGES if not within(edge.module.name, "common.bus")]
+    assert not [str(edge) for edge in others if within(edge.name, "redis", "valkey", "hiredis")]
+
+
+def test_libraries_do_not_know_the_bus() -> None:
+    libraries = ("workers.engine", "workers.text", "workers.checkpoint")
+    mine = [edge for edge in EDGES if within(edge.module.name, *libraries)]
+    assert not [str(edge) for edge in mine if within(edge.name, "common.bus")]
 
 
 def test_at_most_one_file_imports_flashinfer() -> None:
-    knowing = {str(m) for m in MODULES for name, _ in imports(m) if within(name, "flashinfer")}
+    knowing = {str(edge.module) for edge in EDGES if within(edge.name, "flashinfer")}
     assert len(knowing) <= 1, knowing
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_only_settings_reads_the_environment(module: Module) -> None:
-    if module.name == "common.settings":
-        return
-    reads = [
-        f"line {node.lineno}"
+def test_only_settings_reads_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "getenvb"}
+    reads = [edge for edge in EDGES if edge.name in {f"os.{name}" for name in names}]
+    assert not [str(edge) for edge in reads]
+    assert not [
+        f"{module} line {node.lineno}"
+        for module in MODULES
         for node in ast.walk(module.tree)
-        if (isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "getenvb"})
-        or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names(node) & {"environ", "getenv"})
+        if module.name != "common.settings" and isinstance(node, ast.Attribute) and node.attr in names
     ]
-    assert not reads
 
 
-def _names(node: ast.ImportFrom) -> set[str]:
-    return {alias.name for alias in node.names}
-
-
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_key_names_are_made_in_one_file(module: Module) -> None:
-    if module.name in {"common.bus.keys", "common.settings"}:
-        return
-    documentation = _docstrings(module.tree)
-    literals = [
-        f"line {node.lineno}: {node.value!r}"
-        for node in ast.walk(module.tree)
+def test_key_names_are_made_in_one_file() -> None:
+    others = [module for module in MODULES if module.name not in {"common.bus.keys", "common.settings"}]
+    assert not [
+        f"{module} line {node.lineno}: {node.value!r}"
+        for module in others
+        for node in set(ast.walk(module.tree)) - _docstrings(module.tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and node not in documentation
         and re.match(r"ms:|\{\d+\}:", node.value)
     ]
-    assert not literals
 
 
 def test_scripts_name_no_keys() -> None:
@@ -117,7 +121,7 @@ def test_scripts_name_no_keys() -> None:
         assert not [line for line in code if re.search(r"['\"]ms:", line)], script.name
 
 
-def _docstrings(tree: ast.Module) -> set[ast.Constant]:
+def _docstrings(tree: ast.Module) -> set[ast.expr]:
     """Every string that stands as a statement of its own: docstrings."""
     return {
         node.value
