@@ -15,10 +15,7 @@ from common.bus.keys import SCHEDULERS, TOKENIZERS, Keys, partition_of
 from common.bus.scripts import Call
 
 #: What a scheduler reads of a request: the rest may be long, and START is answered once per choice.
-_START_FIELDS = (
-    "kind", "model", "params", "n", "class", "tenant", "api", "created", "deadline", "ids", "choices",
-    "prompt_tokens",
-)  # fmt: skip
+_START_FIELDS = ("kind", "model", "params", "n", "class", "tenant", "api", "deadline", "choices")
 
 
 class Gate(StrEnum):
@@ -144,6 +141,8 @@ class Started:
 
     code: str
     attempts: int
+    #: The prompt of this choice; ``request`` comes without any.
+    prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     #: Length of the token log as text; where the next piece goes (`EmitRow.at`).
     log_size: int
@@ -166,15 +165,16 @@ def start(
     def parse(reply: Any) -> Started:
         code = reply[0].decode()
         if code == "ENDED":
-            return Started(code, 0, (), 0, None)
+            return Started(code, 0, (), (), 0, None)
         log = reply[1] if code == "CANCELLED" else reply[2]
         output_ids = tuple(messages.parse_ids(log))
         if code == "CANCELLED":
-            return Started(code, 0, output_ids, len(log), None)
-        values = zip(_START_FIELDS, reply[3:], strict=True)
+            return Started(code, 0, (), output_ids, len(log), None)
+        values = zip(_START_FIELDS, reply[4:], strict=True)
         fields = {name.encode(): value for name, value in values if value is not None}
         request = messages.Request.from_fields(uid, fields)
-        return Started(code, int(reply[1]), output_ids, len(log), request)
+        prompt_ids = tuple(messages.parse_ids(reply[3]))
+        return Started(code, int(reply[1]), prompt_ids, output_ids, len(log), request)
 
     return Call("start", names, (uid, choice, worker, int(counts), *_START_FIELDS), parse)
 

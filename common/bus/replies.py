@@ -25,6 +25,7 @@ BUFFER = 256
 _COUNT = 128
 _IDLE_WAIT_S = 1.0
 _RECONNECT_S = 0.2
+_CANCEL_AGAIN_S = 0.05
 
 
 class Subscription:
@@ -148,10 +149,17 @@ class _PartitionReader:
         self._tasks = [asyncio.create_task(self._loop()), asyncio.create_task(self._unblock_loop())]
 
     async def stop(self) -> None:
+        """Ends the loops.
+
+        They are cancelled until they have ended: `wait_for` of Python 3.11, which redis-py uses, swallows a
+        cancellation that comes together with its result.
+        """
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = set(self._tasks)
+        while running:
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
 
     def subscribe(self, uid: str, after: str) -> Subscription:
         subscription = Subscription(self, uid, after)
@@ -173,34 +181,22 @@ class _PartitionReader:
         self._bell.set()
 
     async def _loop(self) -> None:
-        connection: Any = None
         while not self._stopping:
+            connection = client.blocking_connection(self._bus.url, name=self._name)
             try:
-                if connection is None:
-                    connection = await self._connect()
-                await self._read_once(connection)
+                await connection.connect()
+                await connection.send_command("CLIENT", "ID")
+                self._connection_id = int(await connection.read_response())
+                while not self._stopping:
+                    await self._read_once(connection)
             except (RedisError, OSError) as error:
                 log.warning("reply reader lost Redis, reconnecting: %s", type(error).__name__)
+            except Exception:  # whatever it is: without its reader every reply of the partition would hang
+                log.exception("reply reader failed, starting again")
+            finally:
                 self._connection_id = None
-                if connection is not None:
-                    await connection.disconnect()
-                    connection = None
-                await asyncio.sleep(_RECONNECT_S)
-            except asyncio.CancelledError:
-                if connection is not None:
-                    await connection.disconnect()
-                raise
-
-    async def _connect(self) -> Any:
-        connection = client.blocking_connection(self._bus.url, name=self._name)
-        try:
-            await connection.connect()
-            await connection.send_command("CLIENT", "ID")
-            self._connection_id = int(await connection.read_response())
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
+                await connection.disconnect(nowait=True)
+            await asyncio.sleep(_RECONNECT_S)
 
     async def _read_once(self, connection: Any) -> None:
         """One XREAD. A stream with several readers is named once, from where the last of them is."""
@@ -219,11 +215,15 @@ class _PartitionReader:
             return
         await connection.send_command(
             "XREAD", "COUNT", _COUNT, "BLOCK", client.BLOCK_MS, "STREAMS",
-            *wanted, *[min((sub.after for sub in subs), key=_order) for subs in wanted.values()],
+            *wanted, *map(_first_after, wanted.values()),
         )  # fmt: skip
         for key, entries in await connection.read_response() or ():
             parsed = [_parsed(key, *entry) for entry in entries]
-            for sub in wanted[key]:
+            subs = wanted[key]
+            if len(subs) == 1:
+                subs[0].feed(parsed)
+                continue
+            for sub in subs:
                 after = _order(sub.after)
                 if fresh := [entry for entry in parsed if _order(entry.id) > after]:
                     sub.feed(fresh)
@@ -239,6 +239,11 @@ class _PartitionReader:
                         await self._bus.do("CLIENT", "UNBLOCK", self._connection_id)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.05)
+
+
+def _first_after(subs: list[Subscription]) -> str:
+    """Where the reader that is furthest behind is."""
+    return subs[0].after if len(subs) == 1 else min((sub.after for sub in subs), key=_order)
 
 
 def _parsed(key: bytes, entry_id: bytes, fields: list[bytes]) -> OutEntry:

@@ -27,12 +27,21 @@ def test_start_says_all_that_a_scheduler_needs(desk: Desk) -> None:
     started = desk.start(entry)
     assert (started.code, started.attempts, started.output_ids, started.log_size) == ("OK", 0, (), 0)
     assert started.request is not None
-    assert started.request.ids == ((5, 6, 7),)
+    assert started.prompt_ids == (5, 6, 7)
     assert (started.request.n, started.request.choices, started.request.cls) == (2, 2, desk.cls)
     assert started.request.tenant == "tenant"
     req = desk.req(request.uid)
     assert (req["state"], req["owner:1"]) == ("running", "scheduler-1")
     assert desk.bus.do("ZSCORE", desk.inflight, request.uid) == req["deadline"].encode()
+
+
+def test_each_choice_gets_its_own_prompt(desk: Desk) -> None:
+    request = desk.queued(n=2)
+    [entry] = desk.read_in()
+    desk.tok_done(request, entry, ((1, 2), (3,), (40_000, 5, 6)))
+    desk.open("scheduler-1")
+    prompts = [desk.start(work).prompt_ids for work in desk.read_sched()]
+    assert prompts == [(1, 2), (1, 2), (3,), (3,), (40_000, 5, 6), (40_000, 5, 6)]
 
 
 def test_starting_again_changes_nothing(desk: Desk) -> None:
@@ -128,9 +137,9 @@ def test_every_choice_of_the_largest_request_starts(desk: Desk) -> None:
     desk.open("scheduler-1", "scheduler-2")
     entries = desk.read_sched(count=2000)
     for worker in ("scheduler-1", "scheduler-2"):
-        assert {desk.start(work, worker, counts=True).code for work in entries} == {"OK"}
-    fields = len(desk.req(request.uid))
-    assert fields > 3 * 1024
+        started = [desk.start(work, worker, counts=True) for work in entries]
+        assert [(each.code, each.prompt_ids) for each in started] == [("OK", (i,)) for i in range(1024)]
+    assert len(desk.req(request.uid)) > 3 * 1024
 
 
 # -- EMIT -------------------------------------------------------------------------------------------------

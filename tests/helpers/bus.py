@@ -193,7 +193,9 @@ class Desk:
         return str(offset.decode())
 
     def newest(self) -> str:
-        return str(self.bus.do("XREVRANGE", self.tok, "+", "-", "COUNT", 1)[0][0].decode())
+        """The offset after the last step there is."""
+        steps = self.bus.do("XREVRANGE", self.tok, "+", "-", "COUNT", 1)
+        return str(steps[0][0].decode()) if steps else self.stored()
 
     def open_tok(self) -> None:
         self.reader(self.tok, DETOKENIZERS, "unused")

@@ -188,12 +188,11 @@ class SchedulerWorker:
     def _engine_request(self, key: str, choice: int, started: Started) -> EngineRequest:
         request = started.request
         assert isinstance(request, Request)
-        prompt, sample = divmod(choice, request.n)
         return EngineRequest(
             key=key,
-            prompt_ids=request.ids[prompt],
+            prompt_ids=started.prompt_ids,
             params=request.params,
-            seed=request.params.choice_seed(sample),
+            seed=request.params.choice_seed(choice % request.n),
             output_ids=started.output_ids,
             priority=CLASSES.index(request.cls) if request.cls in CLASSES else 0,
             salt=request.tenant,

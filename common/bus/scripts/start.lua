@@ -2,8 +2,8 @@
 -- KEYS lease, req, gen, inflight, cancel
 -- ARGV uid, choice, worker, counts ('1': the last owner crashed; '0': fresh, or handed over by a drain),
 --      field names of req ...
--- Returns {'OK', attempts, gen, value, ...} (a value per field name) | {'CANCELLED', gen} | {'ENDED'}
---       | error FENCED
+-- Returns {'OK', attempts, gen, ids of this choice's prompt, value, ...} (a value per field name)
+--       | {'CANCELLED', gen} | {'ENDED'} | error FENCED
 -- Idempotent: the same worker asking again changes nothing. A crash counts only when the log has not grown
 -- since the last claim (B8).
 --@include clock
@@ -29,4 +29,9 @@ if req[5] ~= ARGV[3] then
   redis.call('ZADD', KEYS[4], 'XX', req[3], ARGV[1])
 end
 if cancelled then return {'CANCELLED', gen} end
-return {'OK', attempts, gen, unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 5)))}
+-- Of many prompts only the one is sent: else a request of a thousand would be sent whole a thousand times.
+local ids, samples = unpack(redis.call('HMGET', KEYS[2], 'ids', 'n'))
+local from = 1
+for _ = 1, math.floor(choice / samples) do from = string.find(ids, ';', from, true) + 1 end
+local prompt = string.sub(ids, from, (string.find(ids, ';', from, true) or 0) - 1)
+return {'OK', attempts, gen, prompt, unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 5)))}
