@@ -186,6 +186,8 @@ class Lease:
                 return
             except MillstreamError as error:
                 log.warning("the lease could not be renewed", error=error.message)
+            except Exception:  # a fault of ours, say in `stats`, must not make a working worker look dead
+                log.exception("a renewal failed")
 
     def _renew_all(self) -> None:
         for partition in self._partitions:
