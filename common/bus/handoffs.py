@@ -236,8 +236,9 @@ class Step:
 class Emitted:
     """Answer of EMIT.
 
-    BEHIND: Redis rolled back to ``stored``; resend from there. OK: the control sets of the partition (B9),
-    the backlog of `tok`, and the (uid, choice) of refused rows, which are not this worker's any more.
+    ``stored`` is the last step that Redis has. BEHIND: it rolled back to that; resend from there. OK: the
+    control sets of the partition (B9), the backlog of `tok`, and the (uid, choice) of refused rows, which are
+    not this worker's any more.
     """
 
     code: str
@@ -280,7 +281,7 @@ def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[
         if reply[0] == b"BEHIND":
             return Emitted("BEHIND", int(reply[1]), 0, frozenset(), frozenset(), ())
         refused = tuple((step.rows[i].uid, step.rows[i].choice) for i in reply[4])
-        return Emitted("OK", seq, int(reply[1]), _members(reply[2]), _members(reply[3]), refused)
+        return Emitted("OK", int(reply[5]), int(reply[1]), _members(reply[2]), _members(reply[3]), refused)
 
     return Call("emit", names, args, parse)
 

@@ -17,7 +17,7 @@ from common.bus.client import Bus, FencedError
 from common.bus.handoffs import Emitted, Step
 from common.bus.keys import Keys
 from common.bus.leases import Progress
-from common.errors import MillstreamError
+from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
 
 log = Log(__name__)
@@ -29,6 +29,8 @@ TICK_S = 0.1
 #: How long sent steps are kept for a Redis that lost its last seconds (AOF everysec loses up to two).
 KEEP_S = 10.0
 _RETRY_S = 0.1
+#: Answers that are errors, though Redis is there, after which the worker gives up and comes back anew.
+_REFUSALS = 50
 
 
 class Emitter:
@@ -107,25 +109,33 @@ class Emitter:
             self._seq += 1
             seq = self._seq
             self._remember(seq, step)
+        refusals = 0
         while True:
             self._progress.beat(self._name)
             try:
-                reply = self._bus.run(
-                    handoffs.emit(self._keys, self.partition, self._worker, seq, step or Step())
-                )
-                if reply.code == "BEHIND":
-                    self._replay(reply.stored, seq)
-                    continue
+                reply = self._exchange(seq, step or Step())
             except FencedError:
                 raise
             except MillstreamError as error:
                 log.warning("a step could not be sent, trying again", error=error.message, seq=seq)
-                if step is None:
-                    return
+                refusals = 0 if isinstance(error, UnavailableError) else refusals + 1
+                if refusals >= _REFUSALS:
+                    raise FencedError(f"Redis refuses every step: {error.message}") from error
                 time.sleep(_RETRY_S)
-                continue
-            self._on_reply(self.partition, step or Step(), reply)
-            return
+            else:
+                self._on_reply(self.partition, step or Step(), reply)
+                return
+
+    def _exchange(self, seq: int, step: Step) -> Emitted:
+        """One EMIT, with what Redis has lost sent again: before it if it is BEHIND, or after a tick."""
+        while True:
+            reply = self._bus.run(handoffs.emit(self._keys, self.partition, self._worker, seq, step))
+            if reply.code == "BEHIND":
+                self._replay(reply.stored, seq)
+            elif reply.stored < self._seq:
+                self._replay(reply.stored, self._seq + 1)
+            else:
+                return reply
 
     def _remember(self, seq: int, step: Step) -> None:
         now = time.monotonic()

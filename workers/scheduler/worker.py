@@ -29,7 +29,7 @@ log = Log(__name__)
 
 #: Crashes without progress after which a choice is given up (B8).
 MAX_ATTEMPTS = 3
-#: The engine waits while this many steps of a partition await the detokenizer.
+#: A partition is paused while more steps than this await its detokenizer.
 BACKLOG = 200
 
 
@@ -138,9 +138,8 @@ class SchedulerWorker:
             self.wake.clear()
 
     def _clogged(self) -> bool:
-        """Whether a step's results could not be sent now, or would pile up before the detokenizer."""
-        behind = any(reply.backlog > BACKLOG for reply in self._replies.values())
-        return behind or any(emitter.full() for emitter in self._emitters)
+        """Whether a step's results could not be sent now."""
+        return any(emitter.full() for emitter in self._emitters)
 
     def _take_in(self, engine: Engine) -> None:
         for entry in self._intake.recovered(self._held):
@@ -252,7 +251,7 @@ class SchedulerWorker:
         self._replies[partition] = reply
         self._refused.extend(f"{uid}/{choice}" for uid, choice in reply.refused)
         self._held.difference_update([end.entry for end in step.ends])
-        if reply.stored or reply.cancel or reply.pause or self._paused:
+        if step.rows or reply.cancel or reply.pause or self._paused:
             self.wake.set()  # there is room for the next step, or something to obey
 
     def _on_fenced(self, error: FencedError) -> None:
@@ -261,7 +260,10 @@ class SchedulerWorker:
         self.wake.set()
 
     def _obey(self, engine: Engine) -> None:
-        """Cancels and pauses what the control sets say; the sets may also name others' requests."""
+        """Cancels and pauses what the control sets say; the sets may also name others' requests.
+
+        A partition whose detokenizer is behind is paused as well, and no other with it.
+        """
         replies = list(self._replies.values())
         while self._refused:
             key = self._refused.popleft()
@@ -274,9 +276,10 @@ class SchedulerWorker:
                 if key in cancels or job.uid in cancels:
                     engine.cancel(key)
         pauses = frozenset().union(*(reply.pause for reply in replies))
-        if not pauses and not self._paused:
+        behind = {p for p, reply in self._replies.items() if reply.backlog > BACKLOG}
+        if not pauses and not behind and not self._paused:
             return
-        wanted = {key for key, job in self._jobs.items() if job.uid in pauses}
+        wanted = {key for key, job in self._jobs.items() if job.uid in pauses or job.partition in behind}
         for key in wanted - self._paused:
             engine.pause(key)
         for key in self._paused - wanted:

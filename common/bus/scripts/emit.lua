@@ -4,7 +4,8 @@
 -- ARGV seq, group, worker, rows, notes, ended, records (one per row, joined by '|'), then (piece, at) per row
 --      ('15043,', and the length of the log that the writer appends it to), then (choice, cached tokens) per
 --      note, then (uid, choice, entry, dead_reason) per ended choice
--- Returns {'OK', backlog, cancel members, pause members, refused rows} | {'BEHIND', stored seq} | error FENCED
+-- Returns {'OK', backlog, cancel members, pause members, refused rows, stored seq}
+--       | {'BEHIND', stored seq} | error FENCED
 -- Idempotent: applied only when seq = stored + 1; a lower seq (or 0, the tick) changes nothing.
 -- A row whose log is gone (expired, flushed), or not as long as its writer believes (another worker got the
 -- choice after Redis rolled back), is refused: its piece is taken back, its record and its end do not count.
@@ -104,4 +105,4 @@ if seq == stored + 1 then
   end
 end
 return {'OK', redis.call('XLEN', KEYS[2]), redis.call('SMEMBERS', KEYS[3]),
-  redis.call('SMEMBERS', KEYS[4]), refused}
+  redis.call('SMEMBERS', KEYS[4]), refused, math.max(seq, stored)}
