@@ -137,13 +137,13 @@ class Settings:
         0, byte_size(), _HTTP, "Admission stops at 80 % of this.", default_text="Redis's own `maxmemory`"
     )
 
-    max_queued_requests: int = _setting(256, count(1), _HTTP, "Most requests admitted at once; then 429.")
+    max_queued_requests: int = _setting(256, count(1), _HTTP, "Most requests that wait for a worker; then 429.")
     max_queued_bytes: int = _setting(
-        64 << 20, byte_size(1024), _HTTP, "Most bytes admitted at once; then 429."
+        64 << 20, byte_size(1024), _HTTP, "Most bytes of prompts in flight; then 429."
     )
     request_timeout: float = _setting(600.0, seconds(0.1), _ALL, "Seconds a request may take altogether.")
     queue_timeout: float = _setting(
-        60.0, seconds(0.1), _ALL, "Seconds a request may wait for its first token."
+        60.0, seconds(0.1), _ALL, "Seconds a request may wait for a scheduler; then 503."
     )
     reply_ttl: float = _setting(300.0, seconds(1.0), _ALL, "Seconds a finished reply stays readable.")
     deadline_grace: float = _setting(60.0, seconds(1.0), _ALL, "Seconds keys outlive their deadline.")
