@@ -240,6 +240,15 @@ def test_a_conversation_hits_its_own_answer():
     assert drain(engine)["b"][0].cached_tokens == 16
 
 
+def test_only_prompt_tokens_count_as_cached():
+    engine, _ = build(block_size=4)
+    engine.add(ask("a", PROMPT[:5], max_tokens=12))
+    output = tokens(drain(engine)["a"])
+    engine.add(ask("b", PROMPT[:5], max_tokens=12, output_ids=output[:10]))
+    outputs = drain(engine)["b"]
+    assert [output.cached_tokens for output in outputs] == [5, 0]
+
+
 def test_salts_do_not_share():
     engine, _ = build(block_size=4)
     for key, salt, cached in (("a", "", 0), ("b", "s", 0), ("c", "s", 4), ("d", "", 4)):

@@ -173,6 +173,7 @@ def test_room_counts_rows_and_what_the_cache_takes():
     engine.add(ask("a", range(8), max_tokens=8, salt="a"))
     assert engine.room() == 3
     engine.add(ask("b", range(8), max_tokens=32, salt="b"))
+    assert engine.room() == 1
     engine.step()
     assert engine.room() == 1
     for key in "cdefg":
@@ -188,3 +189,70 @@ def test_room_never_stays_zero_when_idle():
     engine.step()
     assert not engine.has_work()
     assert engine.room() == 1
+
+
+def test_paused_requests_give_way_before_running_ones():
+    engine, runner = build(num_blocks=9, block_size=4, new_token_ratio=0.01)
+    for key, token in (("a", 1), ("b", 2), ("c", 3)):
+        engine.add(ask(key, [token] * 5, max_tokens=12))
+        engine.step()
+    engine.pause("a")
+    drain(engine)
+    assert (engine.stats().preemptions, engine.stats().paused) == (1, 1)
+    assert len([start for plan in runner.plans for start in plan.starts]) == 3
+
+
+def test_a_paused_request_is_not_robbed_in_vain():
+    engine, _ = build(num_blocks=10, block_size=4, new_token_ratio=0.01, enable_prefix_caching=False)
+    engine.add(ask("slow", range(8), max_tokens=9))
+    engine.add(ask("a", range(8), max_tokens=6))
+    engine.step()
+    engine.pause("slow")
+    engine.add(ask("big", range(26), max_tokens=2))
+    engine.step()
+    assert (engine.stats().waiting, engine.stats().preemptions) == (1, 0)
+    assert finish(drain(engine)["big"])
+    assert engine.stats().preemptions == 0
+
+
+def test_the_step_that_retracts_admits_nobody():
+    engine, runner = build(num_blocks=8, block_size=4, max_num_seqs=2, new_token_ratio=0.01)
+    engine.add(ask("a", [1] * 10, max_tokens=12))
+    engine.add(ask("b", [2] * 10, max_tokens=12, priority=1))
+    engine.step()
+    engine.add(ask("later", [3], max_tokens=1))
+    while not engine.stats().preemptions:
+        assert engine.step()
+    assert runner.plans[-1].starts == ()
+    engine.step()
+    assert runner.plans[-1].starts
+
+
+def test_lookups_are_counted_once_however_often_a_request_comes_back():
+    engine, _ = build(num_blocks=9, block_size=4, new_token_ratio=0.01)
+    for token in (1, 2, 3):
+        engine.add(ask(f"r{token}", [token] * 5, max_tokens=12))
+    drain(engine)
+    stats = engine.stats()
+    assert stats.preemptions
+    assert (stats.prefix_queries, stats.prefix_hits) == (15, 0)
+
+
+def test_expectations_start_afresh_after_an_idle_time():
+    engine, runner = build(num_blocks=20, block_size=4, new_token_ratio=1.0)
+    engine.add(ask("long", [4], max_tokens=70))
+    drain(engine)
+    for key in "ab":
+        engine.add(ask(key, [1, 2, 3], max_tokens=40, salt=key))
+    engine.step()
+    # Two would have started with what the ratio had come down to.
+    assert len(runner.plans[-1].starts) == 1
+
+
+def test_retractions_raise_expectations():
+    engine, _ = build(num_blocks=24, block_size=4, new_token_ratio=0.01)
+    for i in range(8):
+        engine.add(ask(f"r{i}", [i] * 5, max_tokens=40, seed=i))
+    outputs = drain(engine)
+    assert all(len(tokens(got)) == 40 for got in outputs.values())
+    assert 0 < engine.stats().preemptions <= 7  # ten if nothing is learned from them

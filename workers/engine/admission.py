@@ -34,17 +34,17 @@ class Admission:
         self._average: float | None = None
 
     def growth(self, request: Request) -> int:
-        """Blocks ``request`` is expected to ask for beyond those that hold the tokens it has."""
+        """Blocks ``request`` is expected to ask for beyond its own, or beyond those it needs to start."""
         left = max(request.left, 0)
         ratio = 1.0 if request.source.params.ignore_eos else self.ratio
         # At least a block's worth: a row that decodes at all must not depend on the next retraction.
         expected = max(ceil(min(left, CLIP_TOKENS) * ratio), min(left, self._block_size))
-        held = max(len(request.blocks), -(-request.total // self._block_size))
-        return max(0, -(-(request.total + expected) // self._block_size) - held)
+        held = len(request.blocks) or self._blocks_for(request.total)
+        return max(0, self._blocks_for(request.total + expected) - held)
 
     def need(self, request: Request) -> int:
         """Blocks a waiting request is expected to use, prefix hits not counted."""
-        return -(-request.total // self._block_size) + self.growth(request)
+        return self._blocks_for(request.total) + self.growth(request)
 
     def met(self, request: Request) -> None:
         """A new request came: it moves the average."""
@@ -74,3 +74,6 @@ class Admission:
     def reserved(self, running: Iterable[Request]) -> int:
         """Blocks that running requests are expected to ask for."""
         return sum(self.growth(request) for request in running)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
