@@ -55,6 +55,7 @@ class EventStream(Response):
 
     def __init__(self, reply: Reply, events: Events, entries: list[OutEntry]) -> None:
         super().__init__()
+        self.raw_headers = list(_HEADERS)
         self._reply = reply
         self._events = events
         self._entries = entries
@@ -63,7 +64,7 @@ class EventStream(Response):
         """Streams until the reply ends, fails, or nobody listens any more."""
         del scope, receive  # the reply's `Client` is the one that receives
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             last = await self._follow(send)
             async with asyncio.timeout(_LAST_SEND_S):
                 await send({"type": "http.response.body", "body": last})

@@ -6,7 +6,7 @@ Ranges are validated where users are (the API); here the values are taken as rig
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
@@ -56,7 +56,7 @@ class SamplingParams:
     def to_json(self) -> str:
         """Readable text for the request hash; fields at their default are left out."""
         return orjson.dumps(
-            {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
+            {name: value for name in _DEFAULTS if (value := getattr(self, name)) != _DEFAULTS[name]}
         ).decode()
 
     @classmethod

@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
+from api.routes import Routes
 from api.service import Service
 from common.bus.registry import ModelInfo
 from common.errors import ModelNotFoundError, UnavailableError
 
 
-def router(service: Service) -> APIRouter:
+def routes(service: Service) -> Routes:
     """Both endpoints on ``service``."""
-    routes = APIRouter()
 
-    @routes.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         """All models, under each of their names."""
         _must_know(service)
         data = [
@@ -29,17 +28,16 @@ def router(service: Service) -> APIRouter:
         ]
         return _json({"object": "list", "data": sorted(data, key=lambda each: str(each["id"]))})
 
-    # A model's name may have slashes in it.
-    @routes.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(http: Request) -> Response:
         """One model."""
         _must_know(service)
+        name: str = http.scope["path"].removeprefix("/v1/models/")
         found = service.registry.view.resolve(name)
         if found is None:
             raise ModelNotFoundError(f"The model `{name[:100]}` does not exist.", param="model")
         return _json(_model(name, found))
 
-    return routes
+    return {"/v1/models": {"GET": models}, "/v1/models/*": {"GET": model}}
 
 
 def _must_know(service: Service) -> None:

@@ -5,6 +5,7 @@ Types are strict (true is not 1, "1" is not 1), numbers finite, everything bound
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import secrets
@@ -187,5 +188,9 @@ def check_token_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
 
 def fingerprint(model: ModelInfo) -> str:
     """`system_fingerprint`: the same on every replica that serves the same checkpoint."""
-    identity = f"{model.id} {model.created} {model.vocab_size}"
+    return _fingerprint(f"{model.id} {model.created} {model.vocab_size}")
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(identity: str) -> str:
     return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]

@@ -232,12 +232,15 @@ class _PartitionReader:
         while not self._stopping:
             await self._bell.wait()
             self._bell.clear()
-            pause = 0.001
-            while self._reading_version != self._version:
+            # While other streams flow the read returns by itself, and no reply begins sooner than this.
+            pause = 0.002
+            while True:
+                await asyncio.sleep(pause)
+                if self._reading_version == self._version:
+                    break
                 if self._connection_id is not None:
                     with contextlib.suppress(Exception):
                         await self._bus.do("CLIENT", "UNBLOCK", self._connection_id)
-                await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.05)
 
 

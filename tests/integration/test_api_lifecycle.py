@@ -106,10 +106,12 @@ def test_a_client_that_leaves(directed: Stage, director: Director, moment: str, 
         until(lambda: sum(workers.bus.do("XLEN", s) for s in waiting), "it waits")
     else:
         until(lambda: workers.seen, "it is tokenized")
+        uid = workers.seen[0].uid
+        until(lambda: workers.bus.do("HGET", workers.keys.req(uid), "state") == b"running", "it runs")
         if moment == "after the first token":
             director.go(n)
-            if body is STREAM:
-                read_until(connection, b'"content":"a"')
+            logs = [workers.keys.gen(uid, choice) for choice in range(n)]
+            until(lambda: any(workers.bus.do("STRLEN", log) for log in logs), "it has a token")
     connection.close()
     if moment == "queued":
         until(lambda: nothing_is_left(directed), "its place is free", 5)
