@@ -179,6 +179,7 @@ def test_rope_of_both_config_generations(
         ({"architectures": ["OtherForCausalLM"]}, "OtherForCausalLM.*supported: llama"),
         ({"architectures": None, "model_type": "other"}, "'other' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"vocab_size": None}, "lacks vocab_size"),

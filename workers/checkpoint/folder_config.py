@@ -23,6 +23,8 @@ def read_config(path: Path) -> ModelConfig:
     activation = config.text("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(f"{config.where}: hidden_act {activation!r} is not supported (supported: silu)")
+    if config.values.get("quantization_config") is not None:
+        raise CheckpointError(f"{config.where}: quantised weights in this format are not supported")
     bias = config.flag("attention_bias", default=False)
     rope, theta = _rope(config)
     return ModelConfig(
