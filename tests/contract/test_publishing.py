@@ -120,6 +120,8 @@ def test_the_last_choice_ends_the_reply(desk: Desk) -> None:
     assert "terminal" not in desk.req(request.uid)
     assert [entry.end for entry in desk.out(request.uid)] == ["", ""]
     desk.bus.do("XADD", desk.tok, "*", "v", "1", "r", "next")
+    for key in (desk.keys.req(request.uid), desk.keys.out(request.uid), desk.keys.gen(request.uid, 1)):
+        desk.bus.do("PEXPIRE", key, 10 * TTL_MS)
     desk.pub(finished=[desk.finished(request.uid, 1, 2, n=1, at=3, text="z", finish="length")])
     _, one, two = desk.out(request.uid)
     assert (one.choice, one.finish, one.stop, one.n, one.text) == (0, "stop", '"b"', 2, "ab")

@@ -230,6 +230,14 @@ def test_the_end_of_the_work_acks_the_entry(desk: Desk) -> None:
     assert desk.bus.do("ZCARD", desk.inflight) == 1, "its reply has not ended"
 
 
+def test_the_work_on_a_choice_ends_once(desk: Desk) -> None:
+    request, (first, _) = desk.running(n=2)
+    for seq in (1, 2):
+        row = desk.row(first, None, "error", "cancelled")
+        desk.bus.run(desk.emit_call(Step((row,), (desk.end(first),)), seq))
+    assert desk.req(request.uid)["work"] == "1"
+
+
 def test_a_dead_letter_says_who_and_why(desk: Desk) -> None:
     _, [job] = desk.running()
     row = desk.row(job, None, "error", "crashed")
