@@ -52,7 +52,8 @@ def start_stack() -> Iterator[Callable[..., Stack]]:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """The bundled model in float32, shared by all tests: leave it as you found it."""
-    with Stack("--dtype", "float32") as running:
+    # No test here is about waiting too long, and the machine may be a slow one.
+    with Stack("--dtype", "float32", "--queue-timeout", "300") as running:
         yield running
 
 
