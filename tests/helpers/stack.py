@@ -175,6 +175,18 @@ class Stack:
 
         return until(replaced, f"a new {role}", timeout)
 
+    def wait_redis(self, timeout: float = 20.0) -> None:
+        """Wait until Redis answers, as it does not for a moment after its process was replaced."""
+
+        def answers() -> bool:
+            with self.redis() as client:
+                try:
+                    return bool(client.ping())
+                except redis.ConnectionError:  # a server that still loads its data says so by one of these
+                    return False
+
+        until(answers, "an answer from Redis", timeout)
+
     def start_role(self, role: str, *flags: str) -> Extra:
         """Start one more process of ``role`` on the same Redis; an API process gets a port of its own."""
         port = free_port() if role == "api" else 0

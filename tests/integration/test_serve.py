@@ -108,7 +108,7 @@ def test_a_killed_redis_comes_back_with_its_data(serving: Stack) -> None:
         client.set("kept", "yes")
         old = serving.kill("redis")
         serving.wait_replaced("redis", old)
-        serving.wait_ready()
+        serving.wait_redis()
         assert client.get("kept") == "yes"
         client.delete("kept")
     ask(serving.port)
