@@ -6,7 +6,7 @@ Every step is taken by the test, in whatever order it likes; nothing here waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.bus import handoffs, leases
@@ -17,6 +17,7 @@ from common.bus.scripts import Call
 from common.bus.streams import Entry, GroupReader
 from common.messages import OutEntry, Request, TokRecord, join_ids, parse_ids, parse_records
 from tests.helpers.bus import Desk, Job
+from tests.helpers.redis_state import contents
 
 MAX_ATTEMPTS = 3
 _LEASE_MS = 600_000
@@ -117,16 +118,18 @@ class Tokenizer(Consumer):
 
     def finish(self, entry: Entry) -> Gate | None:
         """One job handed off, ended, or dropped."""
-        self.held.pop(entry.id, None)
         fields = self.desk.req(entry.uid)
+        plan, request = self.world.plans[entry.uid], self.world.requests[entry.uid]
+        gate = None
         if not fields or "terminal" in fields:
             self.desk.drop(entry, TOKENIZERS)
-            return None
-        plan, request = self.world.plans[entry.uid], self.world.requests[entry.uid]
-        if plan.bad:
+        elif plan.bad:
             end = OutEntry("", end="error", error="context", message="Too long.")
-            return self.desk.tok_end(request, entry, end)
-        return self.desk.tok_done(request, entry)
+            gate = self.desk.tok_end(request, entry, end)
+        else:
+            gate = self.desk.tok_done(request, entry)
+        self.held.pop(entry.id, None)
+        return gate
 
 
 class Scheduler(Consumer):
@@ -178,11 +181,17 @@ class Scheduler(Consumer):
         return Step(tuple(rows), tuple(ends))
 
     def emit(self, ids: Iterable[str]) -> Emitted:
+        return self.send(self.prepare(ids))
+
+    def prepare(self, ids: Iterable[str]) -> Step:
+        """The next step, under its number; `send` it until it is answered."""
         step = self.build(ids)
         self.seq += 1
-        call = self.desk.emit_call(step, self.seq, self.name)
-        self.sent.append(call)
-        reply = self.desk.bus.run(call)
+        self.sent.append(self.desk.emit_call(step, self.seq, self.name))
+        return step
+
+    def send(self, step: Step) -> Emitted:
+        reply = self.desk.bus.run(self.sent[-1])
         self.obey(reply)
         for end in step.ends:
             self.let_go(end.entry)
@@ -287,6 +296,30 @@ class Detokenizer:
         assert len(log) >= record.index, "a record without its token in the log"
         self.states[record.uid, record.choice] = record.index
         return True
+
+
+def check_ended(world: World, may_fail: Mapping[str, set[str]]) -> None:
+    """Every request has ended, once, whole or with an error it may have; and nothing is left of it."""
+    desk = world.desk
+    for uid, plan in world.plans.items():
+        out = desk.out(uid)
+        [end] = [entry for entry in out if entry.end]
+        assert end.usage is not None
+        assert desk.req(uid)["terminal"] == end.end
+        if end.end == "done":
+            choices = range(len(plan.lengths))
+            assert [published(out, choice) for choice in choices] == list(map(plan.text, choices))
+            assert end.usage.completion_tokens == sum(map(plan.covered, choices))
+            assert [entry.finish for entry in out].count("stop") == len(plan.lengths)
+        elif end.error == "crashed":
+            letters = desk.bus.do("XRANGE", desk.keys.dead(0), "-", "+")
+            assert uid.encode() in [fields[1] for _, fields in letters]
+        else:
+            assert end.error in may_fail.get(uid, set()), end
+    desk.assert_empty()
+    assert desk.bus.do("XLEN", desk.tok) == 0
+    for key, (_, ttl) in contents(desk.bus).items():
+        assert ttl or not any(kind in key for kind in (b":req:", b":out:", b":gen:"))
 
 
 def published(out: Iterable[OutEntry], choice: int) -> str:

@@ -27,8 +27,8 @@ from common.bus.embedded import EmbeddedRedis
 from common.bus.handoffs import Step
 from common.bus.keys import SCHEDULERS, TOKENIZERS
 from tests.helpers.bus import Desk
-from tests.helpers.bus_actors import Detokenizer, Plan, Scheduler, Tokenizer, World, published
-from tests.helpers.redis_state import contents, fingerprint
+from tests.helpers.bus_actors import Detokenizer, Plan, Scheduler, Tokenizer, World, check_ended, published
+from tests.helpers.redis_state import fingerprint
 from tests.helpers.servers import BOTH
 
 MAX_REQUESTS = 5
@@ -343,28 +343,10 @@ class BusMachine(RuleBasedStateMachine):
 
     def _check_the_end(self) -> None:
         desk = self.desk
-        for uid, plan in self.world.plans.items():
-            out, req = desk.out(uid), desk.req(uid)
-            [end] = [entry for entry in out if entry.end]
-            assert end.usage is not None
-            if end.end == "error":
-                assert end.error in self.may_fail[uid] | {"crashed"}, end
-            else:
-                choices = range(len(plan.lengths))
-                assert [published(out, choice) for choice in choices] == list(map(plan.text, choices))
-                assert end.usage.completion_tokens == sum(map(plan.covered, choices))
-                assert [entry.finish for entry in out].count("stop") == len(plan.lengths)
-            if end.error == "crashed":
-                letters = desk.bus.do("XRANGE", desk.keys.dead(0), "-", "+")
-                assert uid.encode() in [fields[1] for _, fields in letters]
-            assert req["terminal"] == end.end
-        desk.assert_empty()
-        assert desk.bus.do("XLEN", desk.tok) == 0
+        check_ended(self.world, self.may_fail)
         for stream, group in ((desk.work_in, TOKENIZERS), (desk.sched, SCHEDULERS)):
             consumers = {info[1].decode() for info in desk.bus.do("XINFO", "CONSUMERS", stream, group)}
             assert consumers.isdisjoint(self.dead), "the dead keep no name in a group"
-        for key, (_, ttl) in contents(desk.bus).items():
-            assert ttl or not any(kind in key for kind in (b":req:", b":out:", b":gen:"))
 
 
 @pytest.mark.parametrize("redis_binary", BOTH, indirect=True)
