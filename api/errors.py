@@ -6,11 +6,12 @@ Never repeats what the client sent: an echo could be huge, or not be encodable a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from common.errors import (
@@ -18,6 +19,7 @@ from common.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     MillstreamError,
+    NotFoundError,
     WorkerCrashedError,
 )
 
@@ -25,14 +27,6 @@ from common.errors import (
 _MAX_PROBLEMS, _MAX_LENGTH = 5, 300
 #: Trying these again costs as much and ends the same way.
 _NOT_WORTH_RETRYING = (DeadlineError, WorkerCrashedError)
-
-
-class WrongMethodError(MethodNotAllowedError):
-    """The URL does not take that method."""
-
-    def __init__(self, allowed: Iterable[str]) -> None:
-        super().__init__()
-        self.allowed = tuple(allowed)
 
 
 class RequestTimeoutError(InvalidRequestError):
@@ -46,23 +40,34 @@ def error_object(error: MillstreamError) -> dict[str, Any]:
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
-def response(error: MillstreamError) -> Response:
+def response(error: MillstreamError, headers: Mapping[str, str] | None = None) -> Response:
     """``error`` as an answer of its own."""
     body = orjson.dumps({"error": error_object(error)})
-    return Response(body, error.status, error_headers(error), media_type="application/json")
+    merged = {**error_headers(error), **(headers or {})}
+    return Response(body, error.status, merged, media_type="application/json")
 
 
 def error_headers(error: MillstreamError) -> dict[str, str]:
-    """Headers that tell a client whether, when and how to try again."""
+    """Headers that tell a client whether and when to try again."""
     headers = {}
     if error.retry_after is not None:
         seconds = max(1, math.ceil(error.retry_after))
         headers = {"retry-after": str(seconds), "retry-after-ms": str(max(1, int(error.retry_after * 1000)))}
-    if isinstance(error, WrongMethodError):
-        headers["allow"] = ", ".join(error.allowed)
     if isinstance(error, _NOT_WORTH_RETRYING):
         headers["x-should-retry"] = "false"
     return headers
+
+
+def from_http(error: HTTPException) -> MillstreamError:
+    """What routing found wrong, in our words."""
+    if error.status_code == 404:
+        return NotFoundError("There is nothing at this URL.")
+    if error.status_code == 405:
+        return MethodNotAllowedError()
+    kind: type[MillstreamError] = InvalidRequestError if error.status_code < 500 else MillstreamError
+    found = kind(str(error.detail)[:_MAX_LENGTH])
+    found.status = error.status_code
+    return found
 
 
 def from_validation(error: ValidationError) -> InvalidRequestError:

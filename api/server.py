@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
-from api.app import App
+from api.app import create_app
 from api.service import Phase, Service
 from api.upkeep import Upkeep
 from common.bus.client import AsyncBus
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            App(service),
+            create_app(service),
             loop="none",
             http="httptools",
             ws="none",

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.client import ClientGoneError
+from api.middleware import DIRECT
 from api.replies import Reply
 from common.errors import DeadlineError, MillstreamError
 from common.logging import Log
@@ -55,19 +56,19 @@ class EventStream(Response):
 
     def __init__(self, reply: Reply, events: Events, entries: list[OutEntry]) -> None:
         super().__init__()
-        self.raw_headers = list(_HEADERS)
         self._reply = reply
         self._events = events
         self._entries = entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the reply ends, fails, or nobody listens any more."""
-        del scope, receive  # the reply's `Client` is the one that receives
+        del receive  # the reply's `Client` is the one that receives
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            last = await self._follow(send)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            direct: Send = scope[DIRECT]
+            last = await self._follow(direct)
             async with asyncio.timeout(_LAST_SEND_S):
-                await send({"type": "http.response.body", "body": last})
+                await direct({"type": "http.response.body", "body": last})
         except ClientGoneError:
             pass
         except TimeoutError:

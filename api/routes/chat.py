@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.body import read_json
-from api.routes import Routes
 from api.routes.generation import generate
 from api.schemas.chat import ChatRequest
 from api.service import Service
 from common.messages import Kind
 
 
-def routes(service: Service) -> Routes:
+def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
+    routes = APIRouter()
 
+    @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
         """The assistant's next message in a conversation."""
         ask = ChatRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await generate(http, service, ask, Kind.CHAT)
 
-    return {"/v1/chat/completions": {"POST": chat_completions}}
+    return routes

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.body import read_json
-from api.routes import Routes
 from api.routes.generation import generate
 from api.schemas.completions import CompletionRequest
 from api.service import Service
 from common.messages import Kind
 
 
-def routes(service: Service) -> Routes:
+def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
+    routes = APIRouter()
 
+    @routes.post("/v1/completions")
     async def completions(http: Request) -> Response:
         """The continuation of one or several prompts."""
         ask = CompletionRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await generate(http, service, ask, Kind.COMPLETION)
 
-    return {"/v1/completions": {"POST": completions}}
+    return routes

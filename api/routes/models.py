@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.routes import Routes
 from api.service import Service
 from common.bus.registry import ModelInfo
 from common.errors import ModelNotFoundError, UnavailableError
 
 
-def routes(service: Service) -> Routes:
+def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
+    routes = APIRouter()
 
-    async def models(_: Request) -> Response:
+    @routes.get("/v1/models")
+    async def models() -> Response:
         """All models, under each of their names."""
         _must_know(service)
         data = [
@@ -28,16 +29,17 @@ def routes(service: Service) -> Routes:
         ]
         return _json({"object": "list", "data": sorted(data, key=lambda each: str(each["id"]))})
 
-    async def model(http: Request) -> Response:
+    # A model's name may have slashes in it.
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
         """One model."""
         _must_know(service)
-        name: str = http.scope["path"].removeprefix("/v1/models/")
         found = service.registry.view.resolve(name)
         if found is None:
             raise ModelNotFoundError(f"The model `{name[:100]}` does not exist.", param="model")
         return _json(_model(name, found))
 
-    return {"/v1/models": {"GET": models}, "/v1/models/*": {"GET": model}}
+    return routes
 
 
 def _must_know(service: Service) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.body import read_json
 from api.events import error_of
-from api.routes import Routes
 from api.routes.generation import Ask, admit
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from api.service import Service
@@ -17,20 +16,23 @@ from common.errors import DeadlineError
 from common.messages import Kind
 
 
-def routes(service: Service) -> Routes:
+def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
+    routes = APIRouter()
 
+    @routes.post("/tokenize")
     async def tokenize(http: Request) -> Response:
         """Token ids of a text or a conversation."""
         ask = TokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await _answer(http, service, ask, Kind.TOKENIZE)
 
+    @routes.post("/detokenize")
     async def detokenize(http: Request) -> Response:
         """The text of token ids."""
         ask = DetokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await _answer(http, service, ask, Kind.DETOKENIZE)
 
-    return {"/tokenize": {"POST": tokenize}, "/detokenize": {"POST": detokenize}}
+    return routes
 
 
 async def _answer(http: Request, service: Service, ask: Ask, kind: Kind) -> Response:

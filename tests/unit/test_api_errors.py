@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from api import errors
-from api.app import _request_id
+from api.middleware import _request_id
 from api.pressure import FinishRate
 from common.errors import DeadlineError, InvalidRequestError, QueueFullError, UnavailableError
 

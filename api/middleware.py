@@ -1,0 +1,68 @@
+"""The outermost layer: a request id on every answer, and an answer whatever happens inside. Plain ASGI.
+
+A client's own X-Request-Id is a label that comes back; nothing inside is keyed by it. The layers between here
+and an endpoint each wrap `send`, which a stream would pay for with every piece; so the server's own `send` is
+left in the scope, for a response that has begun to go on with.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import errors
+from common.errors import MillstreamError
+from common.logging import Log
+
+log = Log(__name__)
+
+#: Where the scope holds the server's `send`.
+DIRECT = "millstream.send"
+_LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Envelope:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[DIRECT] = send
+        request_id = _request_id(scope)
+        begun = time.perf_counter()
+        started = False
+
+        async def send_labelled(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                spent = b"%d" % ((time.perf_counter() - begun) * 1000)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id),
+                    (b"openai-processing-ms", spent),
+                ]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_labelled)
+        except Exception:
+            log.exception("a request failed", path=scope["path"], request_id=request_id.decode())
+            if started:
+                raise  # the server then cuts the connection, which is all that is left to say
+            await errors.response(MillstreamError())(scope, receive, send_labelled)
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _LABEL.fullmatch(value):
+            return bytes(value)
+    return b"req_" + secrets.token_hex(16).encode()
