@@ -71,7 +71,7 @@ class Stack:
     def __init__(
         self,
         *flags: str,
-        ready_timeout: float = 60.0,
+        ready_timeout: float = 120.0,
         env: dict[str, str] | None = None,
         group: bool = False,
     ) -> None:
@@ -82,6 +82,8 @@ class Stack:
         self._ready_timeout = ready_timeout
         #: In a process group of its own, as a shell would start it in a terminal.
         self._group = group
+        #: CPU seconds that all processes together used until `/ready` said 200.
+        self.start_cost = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._extras: list[Extra] = []
         self._folder = tempfile.TemporaryDirectory(prefix="millstream-test-")
@@ -93,6 +95,7 @@ class Stack:
         if wait:
             try:
                 self.wait_ready(self._ready_timeout)
+                self.start_cost = sum(sum(process.cpu_times()[:2]) for process in self.processes())
             except BaseException:
                 self.discard()
                 raise

@@ -169,6 +169,12 @@ def test_data_survive_a_restart_of_everything(tmp_path: Path) -> None:
     assert found == [None, "yes"]
 
 
+def test_a_warm_start_with_the_bundled_model_is_quick(stack: Stack) -> None:
+    """Within 15 s on two idle cores; measured in CPU time, since the machine of a test run is not idle."""
+    assert stack.start_cost < 20
+    assert "loading weights percent=100" in stack.logs()
+
+
 def test_a_taken_port_is_said_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
