@@ -28,6 +28,7 @@ from tests.helpers.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 REDIS_ROLE = "redis"
+REDIS_URL = ENV_PREFIX + "REDIS_URL"
 _ROLES = ("api", "tokenizer", "scheduler", "detokenizer", "serve")
 
 
@@ -109,7 +110,9 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """The Redis in use, as the log or the flags say."""
+        """The Redis in use, as the environment, the flags or the log say."""
+        if REDIS_URL in self._env:
+            return self._env[REDIS_URL]
         if "--redis-url" in self._flags:
             return self._flags[self._flags.index("--redis-url") + 1]
         found = re.search(r"Redis started url=(\S+)", self.logs())

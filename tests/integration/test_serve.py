@@ -11,13 +11,16 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
-from tests.helpers.stack import ROOT, Stack, clean_environment, millstream
+from common.bus.embedded import EmbeddedRedis
+from tests.helpers.servers import BOTH
+from tests.helpers.stack import REDIS_URL, ROOT, Stack, clean_environment, millstream
 from tests.helpers.waiting import until
 
 NULL = ("--engine", "null", "--null-step-ms", "0")
@@ -59,7 +62,7 @@ def _asked(port: int, text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def serving() -> Stack:
+def serving() -> Iterator[Stack]:
     with Stack(*NULL, "--api-replicas", "2") as running:
         yield running
 
@@ -167,6 +170,20 @@ def test_data_survive_a_restart_of_everything(tmp_path: Path) -> None:
         finally:
             stack.discard()
     assert found == [None, "yes"]
+
+
+@pytest.mark.parametrize("redis_binary", BOTH, indirect=True)
+def test_it_runs_on_a_redis_of_ones_own(redis_server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.config_set("requirepass", "secret")
+    url = redis_server.url.replace("redis://", "redis://:secret@")
+    with Stack(*NULL, env={REDIS_URL: url}) as stack:
+        assert stack.pids("redis") == []
+        assert ask(stack.port)
+        assert not [p for p in stack.processes() if "secret" in " ".join(p.cmdline())]
+        assert "secret" not in stack.logs()
+        assert stack.stop() == 0
+    assert redis_server.is_alive()
 
 
 def test_a_warm_start_with_the_bundled_model_is_quick(stack: Stack) -> None:

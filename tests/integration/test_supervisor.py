@@ -117,6 +117,15 @@ def test_a_process_that_dies_at_its_start_comes_back_more_slowly(run: Callable[.
     assert [restart_delay(deaths) for deaths in range(7)] == [0, 0, 0.5, 1.0, 2.0, 3.0, 3.0]
 
 
+def test_a_fenced_process_always_comes_back_at_once(run: Callable[..., Running]) -> None:
+    running = run(spec("a", f"import time; time.sleep(1.1); raise SystemExit({ExitCode.RESTART:d})"))
+    for deaths in (1, 2, 3):
+        running.tick_until(lambda n=deaths: len(running.deaths) == n)
+        died = time.monotonic()
+        running.tick_until(lambda: running.supervisor.pids("a"))
+        assert time.monotonic() - died < 0.4
+
+
 def test_settings_that_cannot_work_end_it_all(run: Callable[..., Running]) -> None:
     running = run(spec("a", f"raise SystemExit({ExitCode.USAGE:d})"), spec("b", SLEEPER))
     running.tick_until(lambda: running.supervisor.failure is not None)
