@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from api import errors
+from api import errors, openapi
 from api.client import ClientGoneError
 from api.middleware import Envelope
 from api.routes import chat, completions, health, models, tokenize
@@ -20,8 +20,8 @@ _ROUTERS = (chat.router, completions.router, models.router, tokenize.router, hea
 
 def create_app(service: Service) -> ASGIApp:
     """The application on ``service``."""
-    # Bodies are parsed by our own code, so FastAPI has no schema of them to publish.
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app = FastAPI(title="Millstream", redoc_url=None, redirect_slashes=False)
+    openapi.publish(app)
     for router in _ROUTERS:
         app.include_router(router(service))
     app.add_exception_handler(MillstreamError, _on_error)

@@ -22,6 +22,8 @@ from common.settings import Settings
 
 #: A view older than this is no view: Redis hangs, or this process did.
 _STALE_S = 10.0
+#: A view younger than this is not worth another look, and no look takes longer than that.
+_FRESH_S, _LOOK_S = 0.2, 2.0
 _GENERATION_ROLES = (TOKENIZER, SCHEDULER, DETOKENIZER)
 
 
@@ -52,6 +54,7 @@ class Service:
         #: Requests being answered here.
         self.live: set[Reply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._look: asyncio.Task[None] | None = None
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs ``work`` behind the back of a request, and holds on to it until it is done."""
@@ -73,6 +76,17 @@ class Service:
     def redis_answers(self) -> bool:
         """Whether Redis answered lately."""
         return self.registry.reachable and time.monotonic() - self.registry.view.at < _STALE_S
+
+    async def look_again(self) -> None:
+        """Makes the view of who is alive a fresh one, before something is refused because of it.
+
+        Callers share one look, so a flood of hopeless requests costs nothing.
+        """
+        if time.monotonic() - self.registry.view.at < _FRESH_S:
+            return
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self.registry.poll())
+        await asyncio.wait([self._look], timeout=_LOOK_S)
 
     @property
     def memory_is_short(self) -> bool:

@@ -35,11 +35,22 @@ _TAKEOVER_S = 5.0
 _CANCEL_TRIES, _CANCEL_PAUSE_S = 30, 1.0
 
 
-def find_model(service: Service, name: str | None, kind: Kind) -> ModelInfo:
+async def find_model(service: Service, name: str | None, kind: Kind) -> ModelInfo:
     """The model served under ``name``, if a request of ``kind`` for it may be admitted now.
 
     None stands for the only model. Raises `ModelNotFoundError` and `UnavailableError`.
     """
+    try:
+        return _model_now(service, name, kind)
+    except (ModelNotFoundError, UnavailableError):
+        if service.phase is Phase.DRAINING or not service.redis_answers:
+            raise
+    await service.look_again()
+    return _model_now(service, name, kind)
+
+
+def _model_now(service: Service, name: str | None, kind: Kind) -> ModelInfo:
+    """`find_model` by the present view, which may be a second old."""
     if service.phase is Phase.DRAINING:
         raise UnavailableError("The server is shutting down.", retry_after=1.0)
     if not service.redis_answers:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.body import read_json
+from api.openapi import takes
 from api.routes.generation import generate
 from api.schemas.chat import ChatRequest
 from api.service import Service
@@ -16,7 +17,7 @@ def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(http: Request) -> Response:
         """The assistant's next message in a conversation."""
         ask = ChatRequest.parse(await read_json(http, service.settings.max_body_bytes))

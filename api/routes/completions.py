@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.body import read_json
+from api.openapi import takes
 from api.routes.generation import generate
 from api.schemas.completions import CompletionRequest
 from api.service import Service
@@ -16,7 +17,7 @@ def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(http: Request) -> Response:
         """The continuation of one or several prompts."""
         ask = CompletionRequest.parse(await read_json(http, service.settings.max_body_bytes))

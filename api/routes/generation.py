@@ -37,7 +37,7 @@ async def admit(http: HttpRequest, service: Service, ask: Ask, kind: Kind) -> tu
 
     An error is raised while its status code can still be sent, so before any 200 (section 3 of the design).
     """
-    model = find_model(service, ask.model, kind)
+    model = await find_model(service, ask.model, kind)
     request = ask.to_request(model)
     client = Client(http.receive)
     reply = None

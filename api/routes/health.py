@@ -14,12 +14,14 @@ def router(service: Service) -> APIRouter:
     """The endpoints on ``service``; load balancers ask with GET or HEAD."""
     routes = APIRouter()
 
-    @routes.api_route("/health", methods=["GET", "HEAD"])
+    @routes.head("/health", include_in_schema=False)
+    @routes.get("/health")
     async def health() -> Response:
         """200 as long as this process answers at all."""
         return _json({"status": "ok"})
 
-    @routes.api_route("/ready", methods=["GET", "HEAD"])
+    @routes.head("/ready", include_in_schema=False)
+    @routes.get("/ready")
     async def ready() -> Response:
         """200 when a request sent now would be served; otherwise 503 and why not."""
         reasons = service.why_not_ready()

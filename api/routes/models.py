@@ -36,6 +36,9 @@ def router(service: Service) -> APIRouter:
         _must_know(service)
         found = service.registry.view.resolve(name)
         if found is None:
+            await service.look_again()
+            found = service.registry.view.resolve(name)
+        if found is None:
             raise ModelNotFoundError(f"The model `{name[:100]}` does not exist.", param="model")
         return _json(_model(name, found))
 

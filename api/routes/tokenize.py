@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.body import read_json
 from api.events import error_of
+from api.openapi import takes
 from api.routes.generation import Ask, admit
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from api.service import Service
@@ -20,13 +21,13 @@ def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
     routes = APIRouter()
 
-    @routes.post("/tokenize")
+    @routes.post("/tokenize", openapi_extra=takes(TokenizeRequest))
     async def tokenize(http: Request) -> Response:
         """Token ids of a text or a conversation."""
         ask = TokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await _answer(http, service, ask, Kind.TOKENIZE)
 
-    @routes.post("/detokenize")
+    @routes.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
     async def detokenize(http: Request) -> Response:
         """The text of token ids."""
         ask = DetokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))

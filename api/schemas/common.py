@@ -112,9 +112,14 @@ class GenerationFields(Schema):
     frequency_penalty: Annotated[float, _number(ge=-2, le=2)] | None = None
     #: Bounded on both sides: at the extremes, logits would overflow to infinity.
     repetition_penalty: Annotated[float, _number(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...],
+        PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
+    ] = ()
     seed: Annotated[int, _number(ge=SEED_MIN, le=SEED_MAX)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_stop_strings)] = ()
+    stop: Annotated[
+        tuple[str, ...], PlainValidator(_stop_strings, json_schema_input_type=str | list[str] | None)
+    ] = ()
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: Flag | None = None
     ignore_eos: Flag | None = None

@@ -18,6 +18,7 @@ from common.errors import InvalidRequestError
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
+_AnyPrompt = Prompt | list[str] | list[list[int]]
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -59,7 +60,7 @@ def _bounded(value: list[Prompt]) -> list[Prompt]:
 class CompletionRequest(GenerationFields):
     """Prompts to be continued."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_AnyPrompt)]
     best_of: Annotated[int, Field(strict=True)] | None = None
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from common.errors import InvalidRequestError
 
 MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS = 4096, 1024, 128
 
+_AnyContent = str | list[dict[str, Any]] | None
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -76,8 +77,10 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: Role
-    content: Annotated[str | None, PlainValidator(_content)] = None
-    tool_calls: Annotated[list[dict[str, Any]], PlainValidator(_tool_calls)] = Field(default_factory=list)
+    content: Annotated[str | None, PlainValidator(_content, json_schema_input_type=_AnyContent)] = None
+    tool_calls: Annotated[
+        list[dict[str, Any]], PlainValidator(_tool_calls, json_schema_input_type=list[dict[str, Any]] | None)
+    ] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _only_assistants_may_be_silent(self) -> Self:

@@ -174,6 +174,11 @@ def test_the_version(api: ApiProcess) -> None:
     assert api.get("/version").json().keys() == {"version"}
 
 
+def test_the_surface_describes_itself(api: ApiProcess) -> None:
+    assert "/v1/chat/completions" in api.get("/openapi.json").json()["paths"]
+    assert api.get("/docs").headers["content-type"].startswith("text/html")
+
+
 def test_every_answer_has_a_request_id(api: ApiProcess) -> None:
     answers = [
         api.chat("x"),
