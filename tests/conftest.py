@@ -62,3 +62,11 @@ def null_stack() -> Iterator[Stack]:
     """The null engine without pauses, shared by all tests: leave it as you found it."""
     with Stack("--engine", "null", "--null-step-ms", "0") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def small_stack() -> Iterator[Stack]:
+    """The bundled model in float32 with room for little: 512 tokens, two rows, slow prefill."""
+    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "64")
+    with Stack("--dtype", "float32", *limits, "--queue-timeout", "300") as running:
+        yield running
