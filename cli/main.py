@@ -6,9 +6,11 @@ Each role's code is imported only when that role runs, so an API process never l
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from common import logging, settings
 from common.exitcodes import ExitCode
@@ -69,6 +71,12 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def _exit_at_once(code: int) -> NoReturn:
+    """Ends the process without taking the interpreter down: torch and the weights would need seconds."""
+    logging.flush()
+    os._exit(code)
+
+
 def _run(command: Command, chosen: Settings) -> int:
     match command:
         case Command.SERVE:
@@ -86,7 +94,7 @@ def _run(command: Command, chosen: Settings) -> int:
         case Command.SCHEDULER:
             from workers.scheduler import main as scheduler
 
-            return scheduler.run(chosen)
+            _exit_at_once(scheduler.run(chosen))
         case Command.DETOKENIZER:
             from workers.detokenizer import main as detokenizer
 

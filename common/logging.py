@@ -53,6 +53,13 @@ def setup(level: str, form: str, role: str, worker_id: str = "") -> None:
     logging.captureWarnings(capture=True)
 
 
+def flush() -> None:
+    """Write out what was logged and printed, before an exit that skips the interpreter's own."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
 class _TextFormatter(logging.Formatter):
     """`12:30:01.123 scheduler worker-id INFO weights loaded seconds=2.1`."""
 
