@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
@@ -61,11 +62,13 @@ class Runner:
 
     def run(self) -> int:
         """The whole life; returns the exit code."""
-        self._catch_signals()
+        # Until it has work there is nothing to finish: a signal during a long load ends the process as it is.
+        self._on_signals(signal.SIG_DFL)
         orderly = False
         try:
             self._lease.open()
             self._worker.startup()
+            self._on_signals(self._stop)
             self._lease.announce()
             self._loop()
             finished = self._drain()
@@ -79,12 +82,12 @@ class Runner:
         log.info("stopped", finished=finished)
         return ExitCode.OK
 
-    def _catch_signals(self) -> None:
+    def _on_signals(self, action: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGINT, self._on_signal)
+            signal.signal(signal.SIGTERM, action)
+            signal.signal(signal.SIGINT, action)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
         if self._stopping.is_set():
             self._forced.set()
         self._stopping.set()
