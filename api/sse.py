@@ -93,6 +93,7 @@ class EventStream(Response):
         except TimeoutError:
             return self._events.failure(DeadlineError())
         except MillstreamError as error:
+            log.warning("a stream was cut off", uid=self._reply.uid, reason=error.message)
             return self._events.failure(error)
         except Exception:
             log.exception("a stream failed", uid=self._reply.uid)

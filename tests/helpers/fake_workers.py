@@ -262,16 +262,18 @@ class FakeWorkers:
         with self._lock:
             self._seq[partition] += 1
             emitted = self.bus.run(handoffs.emit(self.keys, partition, "fake", self._seq[partition], step))
+            assert emitted.code == "OK", emitted
             tok = self.keys.tok(partition)
             newest = self.bus.do("XREVRANGE", tok, "+", "-", "COUNT", 1)[0][0].decode()
             info = self.bus.do("XINFO", "GROUPS", tok)[0]
             stored = dict(zip(info[::2], info[1::2], strict=True))[b"last-delivered-id"].decode()
-            self.bus.run(
+            published = self.bus.run(
                 handoffs.pub(
                     self.keys, partition, epoch=self._epoch[partition], expected=stored, offset=newest,
                     entries=1, ttl_ms=60_000, texts=texts, finished=finished, group=DETOKENIZERS,
                 )
             )  # fmt: skip
+            assert published.code == "OK", published
         return emitted.cancel
 
     def _drop(self, entry: Entry, group: str) -> None:

@@ -230,6 +230,19 @@ def test_a_deadline_in_the_middle(tmp_path: Path, director: Director) -> None:
         until(lambda: nothing_is_left(running), "nothing is left", 5)
 
 
+def test_a_deadline_that_only_the_api_sees(tmp_path: Path) -> None:
+    """No worker takes it, and the sweep looks elsewhere: 504 all the same, before any 200."""
+    with stage(tmp_path, "--request-timeout", "2", working=False) as running, ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(running.api.chat, "x", stream=stream) for stream in (False, True)]
+        streams = [running.workers._stream("in", p) for p in (0, 1)]
+        until(lambda: sum(running.workers.bus.do("XLEN", s) for s in streams) == 2, "both wait")
+        running.workers.bus.do("DEL", running.workers.keys.models())
+        for answer in answers:
+            got = answer.result(20)
+            assert (got.status, got.error["code"]) == (504, "timeout")
+            assert got.headers["x-should-retry"] == "false"
+
+
 def test_redis_restarts_in_the_middle(tmp_path: Path, director: Director) -> None:
     with stage(tmp_path, script=director) as running, running.api.open(CHAT, STREAM) as connection:
         director.go()
