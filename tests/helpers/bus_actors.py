@@ -33,7 +33,7 @@ class Plan:
     bad: bool = False
 
     def tokens(self, choice: int) -> list[int]:
-        return [1000 + 100 * self.number + 10 * choice + index for index in range(self.lengths[choice])]
+        return [1000 + 100 * self.number + 20 * choice + index for index in range(self.lengths[choice])]
 
     def log(self, choice: int) -> str:
         return join_ids(self.tokens(choice))
