@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
+import openai
 import pytest
+from openai import OpenAI
 
 from tests.helpers.asking import (
     Body,
@@ -22,6 +24,7 @@ from tests.helpers.asking import (
 )
 from tests.helpers.inside import Inside
 from tests.helpers.stack import Stack
+from tests.helpers.text import BUNDLED
 from tests.helpers.waiting import until
 
 ROWS = 4
@@ -52,6 +55,13 @@ def inside(paced_stack: Stack) -> Iterator[Inside]:
 
 
 @pytest.fixture
+def client(strict_port: int) -> Iterator[OpenAI]:
+    """The official client, which tries again by itself when it may."""
+    with OpenAI(base_url=f"http://127.0.0.1:{strict_port}/v1", api_key="none", timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
 def full(paced_stack: Stack, inside: Inside) -> Iterator[list[socket.socket]]:
     """Every row of the engine is taken for long; closed clients make room."""
     busy = completion("long", max_tokens=8000, stream=True)
@@ -77,7 +87,7 @@ def assert_says_when(headers: Mapping[str, str]) -> None:
 
 
 def test_a_full_queue_is_429(
-    paced_stack: Stack, strict_port: int, inside: Inside, full: list[socket.socket]
+    paced_stack: Stack, strict_port: int, inside: Inside, full: list[socket.socket], client: OpenAI
 ) -> None:
     waiting = [open_request(paced_stack.port, completion("wait", max_tokens=2)) for _ in range(8)]
     until(lambda: len(inside.in_flight()) == ROWS + len(waiting), "they wait")
@@ -85,6 +95,9 @@ def test_a_full_queue_is_429(
         status, headers, code = refusal(strict_port, chat("hello", stream=stream))
         assert (status, code) == (429, "rate_limit_exceeded")
         assert_says_when(headers)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.with_options(max_retries=0).completions.create(model=BUNDLED, prompt="hello")
+    assert refused.value.code == "rate_limit_exceeded"
     assert len(inside.in_flight()) == ROWS + len(waiting), "the refused take no place"
     for client in [*full, *waiting]:
         client.close()
@@ -127,6 +140,16 @@ def test_a_deadline_in_the_middle_of_a_stream(strict_port: int, inside: Inside) 
     assert (refused.value.error["code"], refused.value.error["type"]) == ("timeout", "server_error")
     assert live.seen() > 10
     inside.wait_free()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_official_client_does_not_try_a_deadline_again(client: OpenAI, stream: bool) -> None:
+    start = time.monotonic()
+    with pytest.raises(openai.APIError) as failed:
+        list(client.completions.create(model=BUNDLED, prompt="hello", max_tokens=8000, stream=stream))
+    assert isinstance(failed.value, openai.InternalServerError) is not stream
+    assert failed.value.code == "timeout"
+    assert time.monotonic() - start < 6, "it tried again"
 
 
 def test_a_scheduler_that_hangs_is_503_until_it_is_back(paced_stack: Stack) -> None:

@@ -96,6 +96,37 @@ def test_samples_are_independent_and_repeatable(client: OpenAI) -> None:
     assert samples() == first
 
 
+def test_a_chat_stream_of_several_choices(client: OpenAI) -> None:
+    """Put together as the client's users do it: by index."""
+    texts, finishes = ["", ""], ["", ""]
+    for chunk in client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": FRANCE}],
+        n=2,
+        seed=7,
+        temperature=0,
+        stop=["Paris", "London"],
+        stream=True,
+    ):
+        [choice] = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        finishes[choice.index] += choice.finish_reason or ""
+    assert (texts, finishes) == (["The capital of France is "] * 2, ["stop", "stop"])
+
+
+def test_headers(client: OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(model=MODEL, prompt="a", max_tokens=1)
+    assert raw.headers["x-request-id"]
+    assert raw.http_response.headers["content-type"] == "application/json"
+    assert raw.parse().choices[0].finish_reason == "length"
+    with client.completions.with_streaming_response.create(
+        model=MODEL, prompt="a", max_tokens=1, stream=True
+    ) as response:
+        assert response.headers["x-request-id"]
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-cache"
+
+
 def test_a_batch_of_prompts(client: OpenAI) -> None:
     prompts = ["Here is the English alphabet: ABC", "Once upon a time"]
     done = client.completions.create(model=MODEL, prompt=prompts, temperature=0, max_tokens=5)
