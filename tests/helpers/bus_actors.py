@@ -191,7 +191,12 @@ class Scheduler(Consumer):
         return step
 
     def send(self, step: Step) -> Emitted:
+        """The last step, after whatever Redis has forgotten of those before it."""
         reply = self.desk.bus.run(self.sent[-1])
+        while reply.code == "BEHIND":
+            for call in self.sent[reply.stored : -1]:
+                self.obey(self.desk.bus.run(call))
+            reply = self.desk.bus.run(self.sent[-1])
         self.obey(reply)
         for end in step.ends:
             self.let_go(end.entry)

@@ -54,6 +54,11 @@ def move(weight: int, when: Callable[[Stage], object] = lambda _: True) -> Calla
 class Stage:
     """One partition, two live workers of each role, and the ghosts of those before them."""
 
+    #: Names of moves that are not made here.
+    without: frozenset[str] = frozenset()
+    #: Redis forgets nothing, so nobody is ever refused or surprised without a reason that can be seen.
+    strict = True
+
     def __init__(self, bus: Bus) -> None:
         bus.do("FLUSHALL")
         self.desk = Desk(bus)
@@ -71,7 +76,8 @@ class Stage:
     def play(self, data: Data) -> str:
         """Draws a move that is possible now, and makes it; returns its name."""
         moves = sorted(MOVES.items(), key=lambda item: -item[1].weight)
-        names = [name for name, each in moves if each.when(self) for _ in range(each.weight)]
+        possible = [item for item in moves if item[0] not in self.without and item[1].when(self)]
+        names = [name for name, each in possible for _ in range(each.weight)]
         # Spread by a multiplication: hypothesis prefers the ends of a range, and would prefer some moves.
         spread = data.draw(st.integers(0, 2**32 - 1)) * 2_654_435_761 % 2**32
         name = names[spread * len(names) >> 32]
@@ -206,7 +212,7 @@ class Stage:
         scheduler = data.draw(st.sampled_from(self.busy))
         jobs = sorted(scheduler.jobs)
         ids = data.draw(st.one_of(st.just(jobs), st.lists(st.sampled_from(jobs), unique=True, min_size=1)))
-        assert scheduler.emit(ids).refused == ()
+        assert scheduler.emit(ids).refused == () or not self.strict
 
     @move(weight=2)
     def scheduler_listens(self, data: Data) -> None:
@@ -251,7 +257,7 @@ class Stage:
         ids = list(ghost.jobs)[:1]
         if self.desk.bus.do("HGET", self.desk.keys.lease(0, ghost.name), "dead") != b"1":
             if ids:
-                assert ghost.emit(ids).refused == ()
+                assert ghost.emit(ids).refused == () or not self.strict
             return
         ghost.reader.read(1)  # reading is not fenced: what it gets must move on as well
         if ids:
@@ -285,7 +291,8 @@ class Stage:
         if call is None or fate == "not sent":
             owner.forget()
         else:
-            assert owner.commit(call, lost=fate == "reply lost").code == "OK"
+            reply = owner.commit(call, lost=fate == "reply lost")
+            assert reply.code == "OK" or not self.strict
 
     @move(weight=6, when=lambda stage: any(each.last for each in stage.detokenizers))
     def a_commit_is_repeated(self, data: Data) -> None:

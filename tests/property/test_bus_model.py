@@ -24,15 +24,16 @@ from common.bus.embedded import EmbeddedRedis
 from common.bus.keys import SCHEDULERS, TOKENIZERS
 from tests.helpers.bus_actors import check_ended, published
 from tests.helpers.bus_moves import MOVES, Stage
+from tests.helpers.bus_rollback import FragileStage
 from tests.helpers.servers import BOTH
 
 
 class BusMachine(RuleBasedStateMachine):
     """Draws moves until it stops; then everything must come to its end."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, stage: Stage) -> None:
         super().__init__()
-        self.stage = Stage(bus)
+        self.stage = stage
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -64,16 +65,32 @@ class BusMachine(RuleBasedStateMachine):
             assert consumers.isdisjoint(stage.dead), "the dead keep no name in a group"
 
 
+class FragileBusMachine(BusMachine):
+    """With a Redis that rolls back, as one without its last seconds of AOF does."""
+
+    stage: FragileStage
+
+    @invariant()
+    def clients_see_no_gap_and_no_repeat(self) -> None:
+        self.stage.watch()
+
+
+SETTINGS = settings(
+    max_examples=50,
+    stateful_step_count=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
 @pytest.mark.parametrize("redis_binary", BOTH, indirect=True)
 def test_the_bus(redis_server: EmbeddedRedis) -> None:
     bus = Bus(redis_server.url, name="model")
-    run_state_machine_as_test(
-        lambda: BusMachine(bus),
-        settings=settings(
-            max_examples=60,
-            stateful_step_count=80,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+    run_state_machine_as_test(lambda: BusMachine(Stage(bus)), settings=SETTINGS)
+    bus.close()
+
+
+def test_the_bus_on_a_redis_that_rolls_back(redis_server: EmbeddedRedis) -> None:
+    bus = Bus(redis_server.url, name="model")
+    run_state_machine_as_test(lambda: FragileBusMachine(FragileStage(bus)), settings=SETTINGS)
     bus.close()
