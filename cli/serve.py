@@ -25,7 +25,9 @@ from common.bus.client import Bus
 from common.bus.embedded import EmbeddedRedis, EmbeddedRedisError
 from common.bus.keys import Keys
 from common.bus.leases import mark_dead
+from common.bus.server import UnfitServerError, check_server
 from common.children import Program
+from common.errors import MillstreamError
 from common.exitcodes import ExitCode
 from common.logging import Log
 from common.settings import ROLES, Command, Settings, SettingsError
@@ -46,6 +48,7 @@ def run(settings: Settings) -> int:
         embedded = None if settings.redis_url else _start_redis(settings)
         try:
             redis_url = embedded.url if embedded else settings.redis_url
+            _check_redis(redis_url, settings)
             children = replace(settings, redis_url=redis_url, listen_fd=listener.fileno())
             with closing(_Obituaries(children)) as obituaries:
                 supervisor = Supervisor(_specs(children), on_death=obituaries.publish)
@@ -174,6 +177,16 @@ def _start_redis(settings: Settings) -> EmbeddedRedis:
         raise SettingsError(f"cannot start the embedded Valkey: {error}") from None
     _log.info("Redis started", url=embedded.url, data=embedded.data_dir, pid=embedded.pid)
     return embedded
+
+
+def _check_redis(redis_url: str, settings: Settings) -> None:
+    """Refuse a Redis that no role could work with: said once here, not once by each of them."""
+    try:
+        check_server(redis_url, Keys(settings.key_prefix), settings.partitions)
+    except UnfitServerError as error:
+        raise SettingsError(error.message) from None
+    except MillstreamError as error:
+        _log.warning("Redis could not be checked, the roles wait for it", reason=error.message)
 
 
 def _specs(settings: Settings) -> list[Spec]:

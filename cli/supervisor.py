@@ -128,6 +128,10 @@ class Supervisor:
         except Exception:
             # Its lease then ends by itself; that is slower, and no reason to leave the role dead.
             _log.exception("could not report a death", worker=slot.worker_id)
+        if child.exit_code == ExitCode.USAGE:
+            # It has said why; the same settings would end its successor, too.
+            self.failure = ExitCode.USAGE
+            return
         fenced = child.exit_code == ExitCode.RESTART and lived >= 1.0
         slot.quick_deaths = 0 if fenced or lived >= STABLE_S else slot.quick_deaths + 1
         slot.due = time.monotonic() + restart_delay(slot.quick_deaths)
@@ -139,9 +143,7 @@ class Supervisor:
             lived_s=lived,
             delay_s=restart_delay(slot.quick_deaths),
         )
-        if child.exit_code == ExitCode.USAGE:
-            self.failure = ExitCode.USAGE
-        elif not self.proven and slot.quick_deaths >= _STARTS_BEFORE_GIVING_UP:
+        if not self.proven and slot.quick_deaths >= _STARTS_BEFORE_GIVING_UP:
             _log.error("given up", role=slot.spec.role, failed_starts=slot.quick_deaths)
             self.failure = ExitCode.FAILED
 
