@@ -13,7 +13,6 @@ from workers.checkpoint import Checkpoint, CheckpointError, ModelConfig
 from workers.engine import memory
 from workers.engine.attention.cpu import CPUAttention, StepAttention
 from workers.engine.kv_store import KVStore
-from workers.engine.layers.linear import can_pack
 from workers.engine.models import Progress, build_model
 from workers.engine.runner import ModelRunner
 from workers.engine.weights import open_weights
@@ -50,7 +49,6 @@ def build_runner(
     num_blocks = memory.kv_blocks(
         config,
         itemsize=kind.itemsize,
-        packed=can_pack(kind),
         block_size=block_size,
         wanted=kv_cache_tokens,
         useful=max_num_seqs * max_model_len,

@@ -23,12 +23,13 @@ class EngineMemoryError(MillstreamError):
     """The model does not fit the memory."""
 
 
-def weight_bytes(config: ModelConfig, itemsize: int, *, packed: bool) -> int:
-    """Memory of the weights. With ``packed``, a tied head is a second copy of the embedding."""
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Memory of the weights."""
     heads = config.num_heads + config.num_kv_heads
     attention = 2 * config.hidden_size * config.head_dim * heads  # q and o, k and v
     layer = attention + 3 * config.hidden_size * config.intermediate_size
-    tables = 1 if config.tie_word_embeddings and not packed else 2
+    # In half precision the head is kept in a layout of its own, a second copy even when it is tied.
+    tables = 1 if config.tie_word_embeddings and itemsize == 4 else 2
     return (config.num_layers * layer + tables * config.vocab_size * config.hidden_size) * itemsize
 
 
@@ -41,7 +42,6 @@ def kv_blocks(
     config: ModelConfig,
     *,
     itemsize: int,
-    packed: bool,
     block_size: int,
     wanted: int | None,
     useful: int,
@@ -52,7 +52,7 @@ def kv_blocks(
     ``wanted`` tokens if somebody said so, else as many as are ``useful``, within bounds. Raises
     `EngineMemoryError` when they do not fit, together with the weights, in the ``available`` memory.
     """
-    weights, per_token = weight_bytes(config, itemsize, packed=packed), kv_bytes_per_token(config, itemsize)
+    weights, per_token = weight_bytes(config, itemsize), kv_bytes_per_token(config, itemsize)
     free = available - weights - HEADROOM
     if wanted is None:
         bound = min(KV_LIMIT, int(max(free, 0) * KV_SHARE)) // per_token

@@ -7,10 +7,10 @@ from torch.nn import functional
 
 
 class RMSNorm:
-    """``x / rms(x) * weight``; statistics are taken in float32."""
+    """``x / rms(x) * weight`` of float32 numbers."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
+        self._weight = weight.float()
         self._shape = tuple(weight.shape)
         self._eps = eps
 

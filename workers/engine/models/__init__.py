@@ -26,7 +26,7 @@ class Model(Protocol):
         attention: AttentionBackend[Metadata],
         metadata: Metadata,
     ) -> torch.Tensor:
-        """Hidden states [tokens, hidden] after the last norm."""
+        """Hidden states [tokens, hidden] after the last norm, float32."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every vocabulary id, float32."""
