@@ -94,7 +94,11 @@ def whole(port: int, body: Body) -> Reply:
     answer = post(port, body | {"stream": False})
     if answer.status != 200:
         raise RefusedError(answer, answer.error)
-    said = answer.json()
+    return reply_of_answer(answer.json())
+
+
+def reply_of_answer(said: dict[str, Any]) -> Reply:
+    """A whole answer's facts."""
     choices = said["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices)))
     usage = said["usage"]

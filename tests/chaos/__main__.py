@@ -1,0 +1,52 @@
+"""`python -m tests.chaos --requests 2000 --faults 200 --server all --seed 1`: runs, and prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from common.settings import Command
+from tests.chaos.fleet import SERVERS, WORKERS, Shape
+from tests.chaos.harness import Config, run
+from tests.chaos.report import Report, table
+from tests.helpers.stack import REDIS_ROLE
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--server", choices=[*SERVERS, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--streams", type=int, default=24)
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--lease-ms", type=int, default=1000)
+    parser.add_argument("--api", action="store_true", help="API processes meet faults as well")
+    parser.add_argument("--redis", action="store_true", help="the server is killed and restarted as well")
+    parser.add_argument("--log", type=Path, help="where the processes' log goes")
+    chosen = parser.parse_args()
+    roles = [*WORKERS, *[Command.API] * chosen.api, *[REDIS_ROLE] * chosen.redis]
+    reports: list[Report] = []
+    for server in SERVERS if chosen.server == "all" else [chosen.server]:
+        report = run(
+            Config(
+                requests=chosen.requests,
+                faults=chosen.faults,
+                server=server,
+                seed=chosen.seed,
+                streams=chosen.streams,
+                roles=roles,
+                shape=Shape(lease_ms=chosen.lease_ms, step_ms=chosen.step_ms),
+            )
+        )
+        reports.append(report)
+        print(f"{server}: {'good' if report.good else 'BAD'}\n{report.problems()}", flush=True)
+        if chosen.log:
+            chosen.log.with_suffix(f".{server}.log").write_text(report.logs)
+    print(table(reports))
+    return 0 if all(report.good for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Starts a role of the product with a failpoint or a mutant in it; the product itself has no such switches.
+
+`python -m tests.chaos.launcher [--failpoint SPEC --marker FILE] [--mutant NAME] -- ROLE FLAGS...`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cli.main import main as run
+from tests.chaos import failpoints, mutants
+
+
+def main(arguments: Sequence[str]) -> int:
+    own, role = list(arguments), []
+    if "--" in own:
+        at = own.index("--")
+        own, role = own[:at], own[at + 1 :]
+    parser = argparse.ArgumentParser(prog="tests.chaos.launcher")
+    parser.add_argument("--failpoint", type=failpoints.Failpoint.parse)
+    parser.add_argument("--marker")
+    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS))
+    chosen = parser.parse_args(own)
+    if chosen.mutant:
+        mutants.install(chosen.mutant)
+    if chosen.failpoint:
+        failpoints.install(chosen.failpoint, Path(chosen.marker), role[role.index("--worker-id") + 1])
+    return run(role)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""What a chaos run comes to: the numbers of its table, and what a test asserts of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.chaos.check import Verdict
+from tests.chaos.faults import Fault
+from tests.chaos.load import Outcome
+
+
+@dataclass(slots=True)
+class Report:
+    """One run."""
+
+    server: str
+    seed: int
+    seconds: float
+    verdicts: list[Verdict]
+    faults: list[Fault]
+    #: What Redis still holds, keys without an end, requests whose streams or logs are wrong there.
+    leftovers: dict[str, object]
+    immortal: list[str]
+    inexact: dict[str, list[str]]
+    #: Processes that ended because they had been declared dead, and tracebacks in the log.
+    fenced: int
+    tracebacks: int
+    logs: str = field(repr=False, default="")
+
+    @property
+    def bad(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.good]
+
+    @property
+    def good(self) -> bool:
+        return not (self.bad or self.leftovers or self.immortal or self.inexact or self.tracebacks)
+
+    def stalls(self) -> list[float]:
+        """How long each stream in a fault's hands stood still, sorted."""
+        by_uid = {v.outcome.uid: v.outcome for v in self.verdicts if v.outcome.plan.is_stream}
+        gaps = [
+            _gap_at(by_uid[uid], fault.at) for fault in self.faults for uid in fault.victims & by_uid.keys()
+        ]
+        return sorted(gap for gap in gaps if gap is not None)
+
+    def undisturbed_gaps(self) -> list[float]:
+        """The longest gap of each stream that was never in a fault's hands, sorted."""
+        touched = set().union(*(fault.victims for fault in self.faults))
+        streams = [v.outcome for v in self.verdicts if v.outcome.plan.is_stream and v.outcome.uid]
+        return sorted(_longest_gap(one) for one in streams if one.uid not in touched)
+
+    def problems(self) -> str:
+        """All that is wrong, for a failing test."""
+        lines = [str(verdict) for verdict in self.bad[:20]]
+        lines += [f"left in Redis: {self.leftovers}"] if self.leftovers else []
+        lines += [f"no time to live: {self.immortal[:5]}"] if self.immortal else []
+        lines += [f"{uid}: {faults}" for uid, faults in list(self.inexact.items())[:10]]
+        lines += [f"{self.tracebacks} tracebacks in the log"] if self.tracebacks else []
+        return "\n".join(lines)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The table, one run a column."""
+        kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
+        stalls, gaps = self.stalls(), self.undisturbed_gaps()
+        refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
+        wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
+        return [
+            ("seed", str(self.seed)),
+            ("seconds", f"{self.seconds:.0f}"),
+            ("requests", str(len(self.verdicts))),
+            ("tokens checked", str(sum(sum(v.outcome.plan.expected.tokens) for v in self.verdicts))),
+            ("faults", str(len(self.faults))),
+            *((name, str(count)) for name, count in sorted(kinds.items())),
+            ("zombies fenced", str(self.fenced)),
+            ("tokens lost", str(sum(verdict.lost for verdict in self.verdicts))),
+            ("tokens doubled", str(sum(verdict.doubled for verdict in self.verdicts))),
+            ("tokens reordered", str(sum(verdict.reordered for verdict in self.verdicts))),
+            ("requests with errors, wrong ends or usage, or that hang", str(wrong)),
+            ("connections cut (API killed)", str(sum(v.outcome.cut for v in self.verdicts))),
+            ("refused before acceptance (503, 429), asked again", str(refusals)),
+            ("token logs or reply streams not exact in Redis", str(len(self.inexact))),
+            ("left in Redis", str(len(self.leftovers) + len(self.immortal))),
+            ("stall of a stream in a fault's hands, p50 / p99 / max s", _quantiles(stalls)),
+            ("longest gap of undisturbed streams, p50 / p99 / max s", _quantiles(gaps)),
+        ]
+
+
+def table(reports: Sequence[Report]) -> str:
+    """Markdown, one column per run."""
+    columns = [dict(report.rows()) for report in reports]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    head = [
+        "| | " + " | ".join(report.server for report in reports) + " |",
+        "|---" * (len(reports) + 1) + "|",
+    ]
+    return "\n".join(
+        head + [f"| {name} | " + " | ".join(c.get(name, "0") for c in columns) + " |" for name in names]
+    )
+
+
+def _quantiles(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    picked = (values[len(values) // 2], values[min(len(values) - 1, len(values) * 99 // 100)], values[-1])
+    return " / ".join(f"{value:.2f}" for value in picked)
+
+
+def _gap_at(outcome: Outcome, moment: float) -> float | None:
+    """The time without an event around ``moment``; None when the stream was not under way."""
+    marks = [outcome.sent, *outcome.times]
+    return next((after - before for before, after in pairwise(marks) if before <= moment < after), None)
+
+
+def _longest_gap(outcome: Outcome) -> float:
+    return max((after - before for before, after in pairwise(outcome.texts)), default=0.0)

@@ -1,0 +1,101 @@
+"""What Redis says about the requests of a chaos run: whose they are, and what is left of them at the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import redis
+
+from common.bus.keys import CLASSES, SCHEDULERS, TOKENIZERS, Keys
+from common.messages import parse_out
+from common.settings import Command
+from tests.chaos.plans import Plan
+from tests.helpers.inside import Inside
+from tests.helpers.text import BUNDLED
+from workers.engine.null import token_at
+
+#: A method of `Keys` that names a queue.
+Make = Callable[[int, str, str], str]
+
+
+class State:
+    """Reads one server. ``client`` gives text."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, partitions: int) -> None:
+        self.redis = client
+        self.keys = keys
+        self.partitions = range(partitions)
+        self.inside = Inside(client, keys=keys, partitions=partitions)
+
+    def victims(self, role: str, worker: str) -> set[str]:
+        """Uids of the requests in the hands of ``worker``."""
+        if role == Command.TOKENIZER:
+            return self._pending(self.keys.work_in, TOKENIZERS, worker)
+        if role == Command.SCHEDULER:
+            return self._pending(self.keys.sched, SCHEDULERS, worker)
+        in_flight = self.inside.in_flight()
+        if role == Command.DETOKENIZER:
+            leases = {p: self.redis.hget(self.keys.detok_lease(p), "owner") for p in self.partitions}
+            return {uid for uid in in_flight if leases[int(uid.partition("-")[0])] == worker}
+        if role == Command.API:
+            return {uid for uid in in_flight if self.inside.field(uid, "api") == worker}
+        return set(in_flight)
+
+    def _queues(self, make: Make) -> Iterator[str]:
+        for partition, cls in itertools.product(self.partitions, CLASSES):
+            yield make(partition, BUNDLED, cls)
+
+    def _pending(self, make: Make, group: str, worker: str) -> set[str]:
+        uids: set[str] = set()
+        for stream in self._queues(make):
+            if self.redis.exists(stream):
+                rows = self.redis.xpending_range(stream, group, "-", "+", 1000, consumername=worker)
+                held = {row["message_id"] for row in rows}
+                uids |= {fields["uid"] for entry, fields in self.redis.xrange(stream) if entry in held}
+        return uids
+
+    def leftovers(self) -> dict[str, object]:
+        """What should be gone when no request is in flight; empty when all is well."""
+        left = dict(self.inside.held())
+        for make, group in ((self.keys.work_in, TOKENIZERS), (self.keys.sched, SCHEDULERS)):
+            for stream in self._queues(make):
+                if self.redis.exists(stream) and (count := self.redis.xpending(stream, group)["pending"]):
+                    left[f"pending in {stream}"] = count
+        for partition in self.partitions:
+            if count := self.redis.xlen(self.keys.tok(partition)):
+                left[self.keys.tok(partition)] = count
+        return left
+
+    def immortal(self) -> list[str]:
+        """Keys of single requests that would stay for ever."""
+        patterns = [f"{self.keys.prefix}:*:{kind}:*" for kind in ("req", "out", "gen")]
+        keys = itertools.chain.from_iterable(self.redis.scan_iter(each, count=1000) for each in patterns)
+        return [key for key in keys if self.redis.pttl(key) == -1]
+
+    def faults_of(self, uid: str, plan: Plan) -> list[str]:
+        """What is wrong with the token logs and the reply stream of a request that ended well."""
+        faults = []
+        entries = [
+            parse_out(entry.encode(), [word.encode() for pair in fields.items() for word in pair])
+            for entry, fields in self.redis.xrange(self.keys.out(uid))
+        ]
+        if [entry.end for entry in entries if entry.end] != ["done"] or not entries[-1].end:
+            faults.append("the reply stream has not one end")
+        if [entry.accepted >= 0 for entry in entries] != [True] + [False] * (len(entries) - 1):
+            faults.append("the reply stream has not one beginning")
+        for choice, text in enumerate(plan.expected.texts):
+            own = [entry for entry in entries if entry.choice == choice]
+            sizes = itertools.accumulate((len(entry.text) for entry in own), initial=0)
+            if [entry.at for entry in own] != list(sizes)[:-1] or "".join(e.text for e in own) != text:
+                faults.append(f"the reply stream of choice {choice} is not its text")
+            faults += self._log_faults(uid, plan, choice)
+        return faults
+
+    def _log_faults(self, uid: str, plan: Plan, choice: int) -> list[str]:
+        log = (self.redis.get(self.keys.gen(uid, choice)) or "").split(",")[:-1]
+        seed, least = plan.choice_seed(choice), plan.expected.tokens[choice]
+        right = [str(token_at(seed, index)) for index in range(len(log))]
+        if log != right or not least <= len(log) <= plan.max_tokens:
+            return [f"the token log of choice {choice} is wrong ({len(log)} tokens, {least} sent)"]
+        return []
