@@ -12,7 +12,8 @@ import pytest
 
 from common.bus.embedded import EmbeddedRedis
 from common.bus.keys import CLASSES, TOKENIZERS, Keys
-from tests.helpers.asking import Body, Live, Reply, chat, completion, null_text, whole
+from tests.helpers.asking import Body, Live, Reply, chat, completion, null_text, open_request, whole
+from tests.helpers.inside import Inside
 from tests.helpers.servers import BOTH, binary_of
 from tests.helpers.stack import Stack
 from tests.helpers.text import BUNDLED
@@ -27,6 +28,8 @@ MOST_STALL_S = 25.0
 MIDDLE = 60
 
 Record = Callable[[str, object], None]
+#: Checks what came out, and returns the longest pause in seconds.
+Check = Callable[[], float]
 
 
 @pytest.fixture(scope="module", params=BOTH)
@@ -40,37 +43,96 @@ def slow_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         yield stack.enter_context(Stack(*flags))
 
 
-@pytest.mark.parametrize("roles", [("scheduler",), ("detokenizer",), WORKERS], ids="+".join)
-def test_a_worker_dies_in_the_middle(
-    slow_stack: Stack, roles: tuple[str, ...], record_property: Record
-) -> None:
-    port, seed = slow_stack.port, 100 + len(roles[0])
-    body = completion("hello", max_tokens=TOKENS, seed=seed)
-    text = null_text(seed, TOKENS)
-    stop = text[250:256]
-    with ThreadPoolExecutor() as pool:
-        expected = {
-            (text,): (body, TOKENS),
-            tuple(null_text(seed + sample, TOKENS) for sample in range(3)): (body | {"n": 3}, 3 * TOKENS),
-            (text[: text.index(stop)],): (
-                body | {"stop": ["never said", stop]},
-                text.index(stop) + len(stop),
+def cut(text: str, stop: str) -> str:
+    return text.partition(stop)[0]
+
+
+def used(text: str, stop: str) -> int:
+    """Tokens up to the one that completed the stop string; the null engine's are one character each."""
+    return text.index(stop) + len(stop) if stop in text else len(text)
+
+
+@pytest.fixture
+def generations(slow_stack: Stack) -> Iterator[Callable[[int], Check]]:
+    """Starts four streams and waits until they are in the middle; the function it gives checks their ends."""
+
+    def start(seed: int) -> Check:
+        port, body = slow_stack.port, completion("hello", max_tokens=TOKENS, seed=seed)
+        texts = [null_text(seed + sample, TOKENS) for sample in range(3)]
+        stop = texts[1][200:203]
+        expected = [
+            (body, (texts[0],), TOKENS),
+            (body | {"n": 3}, tuple(texts), 3 * TOKENS),
+            (body | {"stop": ["never said", texts[0][250:256]]}, (cut(texts[0], texts[0][250:256]),), 256),
+            (
+                body | {"n": 3, "stop": stop},
+                tuple(cut(text, stop) for text in texts),
+                sum(used(text, stop) for text in texts),
             ),
-        }
-        streams = [Live(port, asked) for asked, _ in expected.values()]
-        answer = pool.submit(whole, port, body)
+        ]
+        streams = [Live(port, asked) for asked, _, _ in expected]
         for live in streams:
             live.wait_for(MIDDLE)
+
+        def check() -> float:
+            for live, (_, said, tokens) in zip(streams, expected, strict=True):
+                reply = live.result()
+                assert (reply.texts, reply.usage) == (said, (1, tokens))
+            return max(live.stall for live in streams)
+
+        return check
+
+    yield start
+    slow_stack.wait_ready()
+    with slow_stack.redis() as client:
+        Inside(client).wait_free(10)
+
+
+@pytest.mark.parametrize("roles", [("scheduler",), ("detokenizer",), WORKERS, ("redis",)], ids="+".join)
+def test_a_process_dies_in_the_middle(
+    slow_stack: Stack, generations: Callable[[int], Check], roles: tuple[str, ...], record_property: Record
+) -> None:
+    if "redis" in roles and not slow_stack.pids("redis"):
+        pytest.skip("this Redis is not the stack's own")
+    seed = 100 * len(roles) + len(roles[0])
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(whole, slow_stack.port, completion("hello", max_tokens=TOKENS, seed=seed))
+        check = generations(seed)
         for role in roles:
             slow_stack.kill(role)
-        for live, (texts, (_, tokens)) in zip(streams, expected.items(), strict=True):
-            assert live.result().texts == texts
-            assert live.result().usage == (1, tokens)
-        assert answer.result().text == text
-    stall = max(live.stall for live in streams)
+        stall = check()
+        assert answer.result().text == null_text(seed, TOKENS)
     record_property("stall_s", round(stall, 2))
     print(f"stall after kill -9 of {roles}: {stall:.2f} s")
     assert stall < MOST_STALL_S
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_a_process_is_told_to_stop_in_the_middle(
+    slow_stack: Stack, generations: Callable[[int], Check], role: str
+) -> None:
+    """As in an upgrade: it finishes, or hands over, and its successor goes on."""
+    check = generations(11)
+    old = slow_stack.kill(role, signal.SIGTERM)
+    check()
+    slow_stack.wait_replaced(role, old)
+
+
+def test_a_scheduler_and_its_clients_go_at_once(slow_stack: Stack) -> None:
+    """Its successor finds requests that nobody wants."""
+    with slow_stack.redis() as client:
+        inside = Inside(client)
+        endless = completion("hello", max_tokens=8000, n=2, stream=True)
+        clients = [open_request(slow_stack.port, endless) for _ in range(3)]
+        until(
+            lambda: len(inside.in_flight()) == 3 and all(map(inside.generated, inside.in_flight())),
+            "they run",
+        )
+        old = slow_stack.kill("scheduler")
+        for each in clients:
+            each.close()
+        slow_stack.wait_replaced("scheduler", old)
+        inside.wait_free(15)
     slow_stack.wait_ready()
 
 
