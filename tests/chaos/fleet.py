@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,8 @@ class Shape:
     #: Whether a death is reported at once, as `serve` does; told the worker's id.
     reports: Callable[[str], bool] = lambda _: True
     mutant: str = ""
+    #: Failpoints for the first processes, by role.
+    traps: Sequence[tuple[str, Failpoint]] = ()
 
     @property
     def partitions(self) -> int:
@@ -92,6 +94,8 @@ class Fleet:
         self._listeners: list[socket.socket] = []
         self._traps: deque[Trap] = deque()
         self._trap_count = 0
+        for role, point in shape.traps:
+            self.set_trap(role, point)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self.deaths = 0

@@ -42,6 +42,17 @@ class State:
             return {uid for uid in in_flight if self.inside.field(uid, "api") == worker}
         return set(in_flight)
 
+    def expired_s(self, worker: str) -> float:
+        """For how long the worker's oldest lease has been expired, on the server's clock; inf when it is dead."""
+        worst = float("-inf")
+        for partition in self.partitions:
+            dead, expiry = self.redis.hmget(self.keys.lease(partition, worker), "dead", "expiry")
+            if dead or expiry is None:
+                return float("inf")
+            seconds, micros = self.redis.time()
+            worst = max(worst, seconds + micros / 1e6 - int(expiry) / 1000)
+        return worst
+
     def _queues(self, make: Make) -> Iterator[str]:
         for partition, cls in itertools.product(self.partitions, CLASSES):
             yield make(partition, BUNDLED, cls)
