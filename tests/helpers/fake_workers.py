@@ -73,6 +73,7 @@ class FakeWorkers:
         self._players: list[threading.Thread] = []
         self._plays: dict[str, Play] = {}
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
 
     def __enter__(self) -> Self:
         self.prepare()
@@ -94,6 +95,11 @@ class FakeWorkers:
             ):
                 GroupReader(self.bus, stream, group, "fake").ensure()
         self.announce()
+
+    def pause(self) -> None:
+        """From now on nothing is taken; what was being taken has been."""
+        with self._taking:
+            self.working = False
 
     def forget_failure(self) -> None:
         """The test broke the bus on purpose."""
@@ -136,8 +142,9 @@ class FakeWorkers:
                 if time.monotonic() - announced > 1:
                     self.announce()
                     announced = time.monotonic()
-                if self.working:
-                    self._take()
+                with self._taking:
+                    if self.working:
+                        self._take()
             except UnavailableError:
                 continue  # the test took Redis away
             except BaseException as error:

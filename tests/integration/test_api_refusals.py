@@ -273,7 +273,7 @@ def test_a_role_without_a_worker(tmp_path: Path) -> None:
 
 def test_redis_goes_and_comes_back(tmp_path: Path) -> None:
     with stage(tmp_path) as running:
-        running.workers.working = False
+        running.workers.pause()
         running.redis.kill()
         begun = time.monotonic()
         got = running.api.chat("x")
