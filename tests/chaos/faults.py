@@ -127,7 +127,8 @@ class Injector:
         pid = self._rng.choice(pids)
         if one.kind is Kind.PAUSE:
             self._note(one.kind, one.role, self._fleet.worker_of(pid))
-            self._stop(pid)
+            self._fleet.send(pid, signal.SIGSTOP)
+            self._continue_later(pid)
             return
         if one.point is not None:  # its successor walks into the trap
             trap = self._fleet.set_trap(one.role, one.point)
@@ -135,8 +136,7 @@ class Injector:
         self._note(Kind.KILL, one.role, self._fleet.worker_of(pid))
         self._fleet.send(pid, signal.SIGKILL)
 
-    def _stop(self, pid: int) -> None:
-        self._fleet.send(pid, signal.SIGSTOP)
+    def _continue_later(self, pid: int) -> None:
         lease_s = self._fleet.shape.lease_ms / 1000
         self._paused[pid] = time.monotonic() + lease_s * self._rng.uniform(*_PAUSE_LEASES)
 
@@ -161,4 +161,4 @@ class Injector:
                 for pid, worker in struck[seen:]:
                     self._note(Kind.TRAP, trap.role, worker, str(trap.point))
                     if trap.point.action is Action.STOP:
-                        self._stop(pid)
+                        self._continue_later(pid)

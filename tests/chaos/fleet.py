@@ -32,6 +32,7 @@ from common.children import Program
 from common.errors import MillstreamError
 from common.settings import Command, new_worker_id
 from tests.chaos.failpoints import Failpoint
+from tests.helpers.asking import request
 from tests.helpers.servers import binary_of
 from tests.helpers.stack import ROOT, clean_environment
 from tests.helpers.waiting import until
@@ -212,6 +213,8 @@ class Fleet:
                 until(lambda r=role, w=wanted: len(self.serving(r)) >= w, f"every {role}", _START_S)
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{self.logs()[-4000:]}") from None
+        for port in self.ports:
+            until(lambda p=port: request(p, "GET", "/ready").status == 200, "/ready", _START_S)
 
     def logs(self) -> str:
         return self.log.read_text(errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.check import judge
@@ -69,7 +69,7 @@ Faults = Callable[[Fleet, State, Load], Awaitable[list[Fault]]]
 
 def run_scenario(
     shape: Shape,
-    plans: Sequence[Plan],
+    plans: Iterable[Plan],
     faults: Faults,
     *,
     streams: int = 24,
@@ -88,7 +88,8 @@ def run_scenario(
         start = time.monotonic()
         load, happened = asyncio.run(_under_fire(fleet, state, plans, faults, streams, bound_s))
         seconds = time.monotonic() - start
-        leftovers = _settle(state)
+        hung = any(outcome.hung for outcome in load.outcomes)
+        leftovers = _settle(state, 0.0 if hung else _SETTLE_S)
         verdicts = [
             judge(
                 outcome,
@@ -105,7 +106,7 @@ def run_scenario(
 
 
 async def _under_fire(
-    fleet: Fleet, state: State, plans: Sequence[Plan], faults: Faults, streams: int, bound_s: float
+    fleet: Fleet, state: State, plans: Iterable[Plan], faults: Faults, streams: int, bound_s: float
 ) -> tuple[Load, list[Fault]]:
     load = Load(fleet.ports, plans, streams=streams, bound_s=bound_s)
     async with asyncio.TaskGroup() as group:
@@ -116,10 +117,10 @@ async def _under_fire(
     return load, happened
 
 
-def _settle(state: State) -> dict[str, object]:
+def _settle(state: State, timeout: float) -> dict[str, object]:
     """What is left when it has had time to go away."""
     try:
-        until(lambda: not state.leftovers(), "nothing is left", _SETTLE_S)
+        until(lambda: not state.leftovers(), "nothing is left", timeout)
     except AssertionError:
         return state.leftovers()
     return {}

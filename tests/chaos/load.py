@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class _RefusedError(Exception):
 class Load:
     """Asks every plan once, ``streams`` at a time, of the ports in turn."""
 
-    def __init__(self, ports: Sequence[int], plans: Sequence[Plan], *, streams: int, bound_s: float) -> None:
+    def __init__(self, ports: Sequence[int], plans: Iterable[Plan], *, streams: int, bound_s: float) -> None:
         self._ports = ports
         self._waiting = iter(plans)
         self._streams = streams

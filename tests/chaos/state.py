@@ -43,7 +43,7 @@ class State:
         return set(in_flight)
 
     def expired_s(self, worker: str) -> float:
-        """For how long the worker's oldest lease has been expired, on the server's clock; inf when it is dead."""
+        """How long ago the worker's first lease to expire did, on the server's clock; inf when it is dead."""
         worst = float("-inf")
         for partition in self.partitions:
             dead, expiry = self.redis.hmget(self.keys.lease(partition, worker), "dead", "expiry")

@@ -1,4 +1,4 @@
-"""Processes that fail at the worst moments: just before a script call, and just after Redis has executed it."""
+"""Processes that fail at the worst moments: just before a script call, and just after Redis executed it."""
 
 from __future__ import annotations
 
