@@ -280,6 +280,16 @@ def child_environment(settings: Settings, command: Command) -> dict[str, str]:
     return environment
 
 
+def let_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for each other, unless the environment says otherwise.
+
+    By default they spin. On a machine without a core to spare that takes the processor from the other roles,
+    and from the very thread that is waited for: a step can then take ten times as long. OpenMP looks once,
+    when torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def markdown_table(rows: Sequence[Setting] = TABLE) -> str:
     """The configuration table of the README."""
     head = ["| flag | variable | value | default | commands | meaning |", "|---|---|---|---|---|---|"]

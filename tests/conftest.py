@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from common.bus.embedded import EmbeddedRedis, free_port
 from tests.helpers.servers import binary_of
 from tests.helpers.stack import Stack
+
+# Tests that compute share the machine with stacks that other tests left running. OpenMP looks once, when torch
+# is imported; the product's own way (`let_threads_sleep`) is left for the product to take.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 @pytest.fixture
@@ -68,5 +73,6 @@ def null_stack() -> Iterator[Stack]:
 def small_stack() -> Iterator[Stack]:
     """The bundled model in float32 with room for little: 512 tokens, two rows, slow prefill."""
     limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "64")
-    with Stack("--dtype", "float32", *limits, "--queue-timeout", "300") as running:
+    told = {"OMP_DISPLAY_ENV": "TRUE"}
+    with Stack("--dtype", "float32", *limits, "--queue-timeout", "300", env=told) as running:
         yield running

@@ -37,11 +37,11 @@ WAYS: list[Body] = [
 ]
 #: Ways to end, and how many choices there are.
 SHAPES: list[Body] = [
-    {"max_tokens": 16},
-    {"max_tokens": 12, "n": 2},
+    {"max_tokens": 12},
+    {"max_tokens": 8, "n": 2},
     {"max_tokens": 24, "stop": [".", "\n\n", "e s"]},
-    {"max_tokens": 10, "stop": " the", "n": 3},
-    {"max_tokens": 20, "stop_token_ids": [28, 284], "ignore_eos": True},
+    {"max_tokens": 7, "stop": " the", "n": 3},
+    {"max_tokens": 16, "stop_token_ids": [28, 284], "ignore_eos": True},
 ]
 
 
@@ -97,3 +97,8 @@ def test_two_api_processes_do_not_mix(null_stack: Stack) -> None:
     finally:
         other.process.terminate()
         assert other.process.wait(20) == 0
+
+
+def test_the_engine_s_threads_leave_the_processor_to_others(small_stack: Stack) -> None:
+    """On two cores they would else spin while they wait, and the other roles with them."""
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in small_stack.logs()
