@@ -1,8 +1,12 @@
-"""`python -m tests.chaos --requests 2000 --faults 200 --server all --seed 1`: runs, and prints the table."""
+"""`python -m tests.chaos --requests 2000 --faults 200 --server all --seed 1`: runs, and prints the table.
+
+With `--sweep` every failpoint of every role is met once, instead of random faults.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from common.settings import Command
 from tests.chaos.fleet import SERVERS, WORKERS, Shape
 from tests.chaos.harness import Config, run
 from tests.chaos.report import Report, table
+from tests.chaos.sweep import CALLS, all_points, sweep
 from tests.helpers.stack import REDIS_ROLE
 
 
@@ -25,27 +30,40 @@ def main() -> int:
     parser.add_argument("--api", action="store_true", help="API processes meet faults as well")
     parser.add_argument("--redis", action="store_true", help="the server is killed and restarted as well")
     parser.add_argument("--log", type=Path, help="where the processes' log goes")
+    parser.add_argument("--sweep", action="store_true", help="every failpoint once")
     chosen = parser.parse_args()
-    roles = [*WORKERS, *[Command.API] * chosen.api, *[REDIS_ROLE] * chosen.redis]
+    # The table is the output: what the supervisor of the fleet has to say goes with the processes' log.
+    logging.getLogger().addHandler(logging.NullHandler())
     reports: list[Report] = []
     for server in SERVERS if chosen.server == "all" else [chosen.server]:
-        report = run(
-            Config(
-                requests=chosen.requests,
-                faults=chosen.faults,
-                server=server,
-                seed=chosen.seed,
-                streams=chosen.streams,
-                roles=roles,
-                shape=Shape(lease_ms=chosen.lease_ms, step_ms=chosen.step_ms),
-            )
-        )
+        report = _sweep(chosen, server) if chosen.sweep else _run(chosen, server)
         reports.append(report)
         print(f"{server}: {'good' if report.good else 'BAD'}\n{report.problems()}", flush=True)
         if chosen.log:
             chosen.log.with_suffix(f".{server}.log").write_text(report.logs)
     print(table(reports))
     return 0 if all(report.good for report in reports) else 1
+
+
+def _run(chosen: argparse.Namespace, server: str) -> Report:
+    roles = [*WORKERS, *[Command.API] * chosen.api, *[REDIS_ROLE] * chosen.redis]
+    return run(
+        Config(
+            requests=chosen.requests,
+            faults=chosen.faults,
+            server=server,
+            seed=chosen.seed,
+            streams=chosen.streams,
+            roles=roles,
+            shape=Shape(lease_ms=chosen.lease_ms, step_ms=chosen.step_ms),
+        )
+    )
+
+
+def _sweep(chosen: argparse.Namespace, server: str) -> Report:
+    swept = sweep({role: all_points(role) for role in CALLS}, server=server, seed=chosen.seed)
+    print(f"failpoints met: {len(swept.reached)}; not met in time: {', '.join(swept.missed) or 'none'}")
+    return swept.report
 
 
 if __name__ == "__main__":

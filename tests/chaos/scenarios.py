@@ -150,7 +150,7 @@ def play(name: str, mutant: str = "") -> tuple[Report, str]:
         await scenario.breaks(scenes[0])
         return []
 
-    report = run_scenario(shape, _plans(), faults, streams=12, bound_s=20.0)
+    report = run_scenario(shape, _plans(), faults, streams=12, bound_s=15.0)
     problems = report.problems()
     if scenario.breaks is lapses and report.fenced > scenes[0].overlong:
         problems += f"\n{report.fenced} live workers were taken for dead"
