@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 #: Longest BLOCK of a blocking read. Bounds how late a reader notices a stop or a dead connection.
 BLOCK_MS = 2000
+#: Longest wait for the reply to a blocking read; a connection that stays silent longer is broken.
+READ_TIMEOUT_S = BLOCK_MS / 1000 + 5
 _COMMAND_TIMEOUT_S = 5.0
 _POOL_WAIT_S = 5.0
 #: Errors that say "not now": it fails over, cannot save, or runs a script that hangs. redis-py has classes
@@ -174,7 +176,7 @@ class BlockingBus:
     """One connection for blocking reads, synchronous, for one thread. Never retries by itself."""
 
     def __init__(self, url: str, *, name: str) -> None:
-        self._connection = _factory(url, name, BLOCK_MS / 1000 + 5).make_connection()
+        self._connection = _factory(url, name, READ_TIMEOUT_S).make_connection()
 
     def do(self, *command: Any) -> Any:
         """Runs one command that may block up to `BLOCK_MS`; returns its raw reply."""
@@ -231,9 +233,12 @@ class AsyncBus:
 
 
 def blocking_connection(url: str, *, name: str) -> aioredis.Connection:
-    """An asynchronous connection of its own for blocking reads; the caller connects and reconnects it."""
+    """An asynchronous connection of its own for blocking reads; the caller connects and reconnects it.
+
+    The caller bounds its waits by `READ_TIMEOUT_S`, too: redis-py's own timeout makes a task of every write.
+    """
     pool = aioredis.ConnectionPool.from_url(
-        url, socket_timeout=BLOCK_MS / 1000 + 5, retry=AsyncRetry(NoBackoff(), 0), **_options(name)
+        url, socket_timeout=None, retry=AsyncRetry(NoBackoff(), 0), **_options(name)
     )
     connection: aioredis.Connection = pool.make_connection()
     return connection
