@@ -40,6 +40,7 @@ def main() -> int:
         reports.append(report)
         print(f"{server}: {'good' if report.good else 'BAD'}\n{report.problems()}", flush=True)
         if chosen.log:
+            print(report.worst())
             chosen.log.with_suffix(f".{server}.log").write_text(report.logs)
     print(table(reports))
     return 0 if all(report.good for report in reports) else 1

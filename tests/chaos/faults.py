@@ -63,6 +63,8 @@ class Fault:
     at: float
     victims: set[str] = field(default_factory=set)
     detail: str = ""
+    #: For reading the log.
+    clock: str = field(default_factory=lambda: time.strftime("%H:%M:%S"))
 
 
 def make_schedule(count: int, requests: int, seed: int, roles: Sequence[str]) -> list[Planned]:

@@ -38,13 +38,22 @@ class Report:
     def good(self) -> bool:
         return not (self.bad or self.leftovers or self.immortal or self.inexact or self.tracebacks)
 
-    def stalls(self) -> list[float]:
-        """How long each stream in a fault's hands stood still, sorted."""
+    def stalls(self) -> list[tuple[float, Fault, str]]:
+        """How long each stream in a fault's hands stood still, with the fault and the uid, sorted."""
         by_uid = {v.outcome.uid: v.outcome for v in self.verdicts if v.outcome.plan.is_stream}
         gaps = [
-            _gap_at(by_uid[uid], fault.at) for fault in self.faults for uid in fault.victims & by_uid.keys()
+            (_gap_at(by_uid[uid], fault.at), fault, uid)
+            for fault in self.faults
+            for uid in fault.victims & by_uid.keys()
         ]
-        return sorted(gap for gap in gaps if gap is not None)
+        return sorted(((gap, *rest) for gap, *rest in gaps if gap is not None), key=lambda stall: stall[0])
+
+    def worst(self, count: int = 5) -> str:
+        """The longest stalls: what to look for in the log."""
+        return "\n".join(
+            f"stall of {gap:.2f} s, {fault.kind} {fault.role} {fault.detail} at {fault.clock}: {uid}"
+            for gap, fault, uid in self.stalls()[-count:]
+        )
 
     def undisturbed_gaps(self) -> list[float]:
         """The longest gap of each stream that was never in a fault's hands, sorted."""
@@ -64,7 +73,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The table, one run a column."""
         kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
-        stalls, gaps = self.stalls(), self.undisturbed_gaps()
+        stalls, gaps = [stall[0] for stall in self.stalls()], self.undisturbed_gaps()
         refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
         wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
         return [

@@ -98,16 +98,28 @@ class DetokenizerWorker:
                 self._take(partition)
 
     def _peers(self) -> int:
-        """Live detokenizers, this one included."""
+        """Detokenizers that serve and hold their leases, this one included.
+
+        Announcements outlive a peer by seconds, in which partitions would be handed to it in vain, again and
+        again.
+        """
         ids = self._bus.do("SMEMBERS", self._keys.workers())
         names = [wid.decode() for wid in ids if wid.startswith(DETOKENIZER.encode())]
-        return sum(self._bus.do("EXISTS", self._keys.worker(name)) for name in names)
+        serving = [name for name in names if self._bus.do("EXISTS", self._keys.worker(name))]
+        return sum(self._holds_lease(name) for name in serving)
+
+    def _holds_lease(self, name: str) -> bool:
+        dead, expiry = self._bus.do("HMGET", self._keys.lease(0, name), "dead", "expiry")
+        return dead is None and expiry is not None and int(expiry) > self._server_ms()
+
+    def _server_ms(self) -> int:
+        seconds, micros = self._bus.do("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def _orphaned(self, partition: int) -> bool:
         """Whether nobody has held the partition for a quarter of a lease, on this process's clock."""
         expiry = self._bus.do("HGET", self._keys.detok_lease(partition), "expiry")
-        seconds, micros = self._bus.do("TIME")
-        if expiry is not None and int(expiry) > int(seconds) * 1000 + int(micros) // 1000:
+        if expiry is not None and int(expiry) > self._server_ms():
             self._orphan_since.pop(partition, None)
             return False
         now = time.monotonic()

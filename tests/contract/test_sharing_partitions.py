@@ -1,0 +1,85 @@
+"""Detokenizers share the partitions with peers that are there, and with no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.bus import registry
+from common.bus.client import Bus
+from common.bus.keys import Keys
+from common.bus.leases import Lease, Progress, mark_dead, renew
+from tests.helpers.text import bundled_codec
+from tests.helpers.waiting import until
+from workers.detokenizer.choices import Choices
+from workers.detokenizer.worker import DetokenizerWorker
+from workers.text.stream import TextStreams
+
+KEYS = Keys()
+PARTITIONS = 2
+LEASE_MS = 400
+PEER = "detokenizer-peer"
+
+
+@pytest.fixture
+def worker(bus: Bus) -> Iterator[DetokenizerWorker]:
+    """A detokenizer whose loop the test turns."""
+    progress = Progress()
+    lease = Lease(
+        bus.url, KEYS, worker="detokenizer-me", role=registry.DETOKENIZER, model="m", partitions=PARTITIONS,
+        ttl_ms=LEASE_MS, progress=progress, stats=dict,
+    )  # fmt: skip
+    streams = TextStreams(bundled_codec())
+    made = DetokenizerWorker(
+        bus, KEYS, lease, lambda: lambda _: Choices(bus, KEYS, streams), partitions=PARTITIONS, ttl_ms=60_000,
+        progress=progress,
+    )  # fmt: skip
+    lease.open()
+    made.startup()
+    lease.announce()
+    yield made
+    made.shutdown()
+    lease.close(drained=True)
+
+
+def peer_comes(bus: Bus, lease_ms: int) -> None:
+    """A peer that announces itself, and renews its lease once."""
+    for partition in range(PARTITIONS):
+        bus.run(renew(KEYS, partition, PEER, lease_ms, opening=True))
+    registry.announce(bus, KEYS, worker=PEER, role=registry.DETOKENIZER, model="m", draining=False, stats={})
+
+
+def held(worker: DetokenizerWorker) -> int:
+    return len(worker.stats()["partitions"])
+
+
+def turn(worker: DetokenizerWorker, wanted: int) -> bool:
+    worker.step()
+    return held(worker) == wanted
+
+
+def test_a_live_peer_gets_its_share(bus: Bus, worker: DetokenizerWorker) -> None:
+    until(lambda: turn(worker, PARTITIONS), "all partitions, alone", every=0)
+    peer_comes(bus, 60_000)
+    until(lambda: turn(worker, PARTITIONS - 1), "one given up", every=0)
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported dead", "silent"])
+def test_nothing_is_given_up_for_a_peer_that_died(
+    bus: Bus, worker: DetokenizerWorker, reported: bool
+) -> None:
+    """What announced it stays for seconds, in which the partition would be down every other moment."""
+    until(lambda: turn(worker, PARTITIONS), "all partitions, alone", every=0)
+    peer_comes(bus, 60_000 if reported else 1)
+    if reported:
+        mark_dead(bus, KEYS, PARTITIONS, PEER)
+        bus.do("SET", KEYS.worker(PEER), "{}", "PX", registry.WORKER_TTL_MS)  # its last sign of life, late
+        bus.do("SADD", KEYS.workers(), PEER)
+    time.sleep(0.01)
+    epochs = [bus.do("HGET", KEYS.detok_lease(p), "epoch") for p in range(PARTITIONS)]
+    for _ in range(6):
+        worker.step()
+        assert held(worker) == PARTITIONS
+    assert [bus.do("HGET", KEYS.detok_lease(p), "epoch") for p in range(PARTITIONS)] == epochs
