@@ -13,24 +13,15 @@ import contextlib
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.client import Load, run_load
+from benchmarks.export import export
 from benchmarks.servers import free_port, millstream, running
 
 MODEL = "smollm2-135m-instruct"
-_EXPORT = """
-import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-source, target = sys.argv[1:]
-folder, name = source.rsplit("/", 1)
-AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype="bfloat16").save_pretrained(target)
-AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
-"""
 
 
 def bodies(count: int, prompt_tokens: int, answer_tokens: int, seed: int) -> list[dict[str, object]]:
@@ -57,12 +48,9 @@ def _ours(dtype: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _vllm(python: str) -> Iterator[int]:
-    from workers.checkpoint import locate
-
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        source = str(locate(MODEL).path)
-        subprocess.run([sys.executable, "-c", _EXPORT, source, folder], check=True, capture_output=True)
+        export(MODEL, Path(folder))
         command = [
             str(Path(python).with_name("vllm")), "serve", folder, "--served-model-name", MODEL,
             "--dtype", "bfloat16", "--max-model-len", "2048", "--port", str(port), "--host", "127.0.0.1",
