@@ -72,7 +72,7 @@ def null_stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def small_stack() -> Iterator[Stack]:
     """The bundled model in float32 with room for little: 512 tokens, two rows, slow prefill."""
-    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "64")
+    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "16")
     told = {"OMP_DISPLAY_ENV": "TRUE"}
     with Stack("--dtype", "float32", *limits, "--queue-timeout", "300", env=told) as running:
         yield running

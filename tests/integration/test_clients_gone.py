@@ -16,8 +16,8 @@ from tests.helpers.inside import Inside
 from tests.helpers.stack import Stack, role_of
 from tests.helpers.waiting import until
 
-#: 500 tokens, so eight steps of prefill.
-LONG = "word " * 499
+#: 500 tokens, so some thirty steps of prefill.
+LONG = "word " * 498
 ROUNDS, FLAT = 8, 1 << 20
 Record = Callable[[str, object], None]
 
@@ -42,7 +42,9 @@ def test_a_client_leaves(
     small_stack: Stack, inside: Inside, moment: str, stream: bool, n: int, record_property: Record
 ) -> None:
     port = small_stack.port
-    body = generation(stream=stream, n=n) if moment != "prefill" else completion(LONG, stream=stream, n=n)
+    body = generation(stream=stream, n=n)
+    if moment == "prefill":  # of a prompt that is not in the prefix cache
+        body = completion(f"{stream}{n} {LONG}", stream=stream, n=n)
     others = [open_request(port, generation()) for _ in range(2 if moment == "queued" else 0)]
     until(lambda: len(inside.in_flight()) == len(others), "others run")
     known = set(inside.in_flight())
