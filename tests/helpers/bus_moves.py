@@ -135,10 +135,11 @@ class Stage:
         request = self.world.requests[self._any(data)]
         assert self.unchanged(lambda: self.desk.admit(request)).code == "DUP"
 
-    @move(weight=1, when=lambda stage: stage.world.plans)
+    @move(weight=3, when=lambda stage: stage.world.plans)
     def cancel(self, data: Data) -> None:
         uid = self._any(data)
-        if "terminal" in self.desk.req(uid):
+        req = self.desk.req(uid)
+        if not req or "terminal" in req:
             assert self.unchanged(lambda: self.desk.cancel(uid)) == "NONE"
             return
         self.may_fail[uid].add("cancelled")
@@ -147,18 +148,20 @@ class Stage:
         else:
             self.desk.cancel(uid)
 
-    @move(weight=1)
+    @move(weight=2)
     def sweep_flags(self, data: Data) -> None:
         for member in self.desk.members(self.desk.keys.cancel(0)):
             if "/" not in member:
                 self.desk.cancel(member)
 
-    @move(weight=1, when=lambda stage: stage.world.plans)
+    @move(weight=3, when=lambda stage: stage.world.plans)
     def expire(self, data: Data) -> None:
         uid = self._any(data)
-        if "terminal" not in self.desk.req(uid):
+        req = self.desk.req(uid)
+        if req:
+            self.desk.overdue(uid)
+        if "terminal" not in req:
             self.may_fail[uid] |= {"deadline", "unavailable", "cancelled"}
-        self.desk.overdue(uid)
         self.desk.expire(uid, self._owner_of(uid))
 
     def _any(self, data: Data) -> str:
@@ -316,7 +319,7 @@ class Stage:
         elif how == "give up":
             self.desk.bus.run(leases.release_partition(self.desk.keys, 0, other.name))
         elif how == "crash":
-            self.desk.bus.run(leases.retire(self.desk.keys, 0, other.name, drained=False))
+            self.bury(other.name, drained=False)
             self.detokenizers[1 - who] = Detokenizer(self.world, self._name("detokenizer"))
         heir.take()
 

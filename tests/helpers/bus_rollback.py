@@ -22,7 +22,7 @@ class FragileStage(Stage):
     # These say of something that it changes nothing, or is refused, because of what Redis remembers.
     without = frozenset({
         "admit_again", "scheduler_repeats_a_step", "scheduler_skips_a_number", "scheduler_asks_again",
-        "a_commit_is_repeated", "a_zombie_detokenizer_commits",
+        "a_commit_is_repeated", "a_zombie_detokenizer_commits", "the_living_are_not_robbed",
     })  # fmt: skip
     strict = False
 
@@ -52,7 +52,11 @@ class FragileStage(Stage):
     def _roll_back(self) -> None:
         put_back(self.desk.bus, self._copy)
         time.sleep(0.002)  # names of entries are milliseconds, and a server's clock goes on
-        for name in self.dead:  # what supervisors and expired leases say, they say again
+        self._bury_again()
+
+    def _bury_again(self) -> None:
+        """What supervisors and expired leases say of the dead, they say again."""
+        for name in self.dead:
             self.desk.bus.run(leases.retire(self.desk.keys, 0, name, drained=False))
 
     def _look_for_lost_requests(self) -> None:
@@ -65,11 +69,11 @@ class FragileStage(Stage):
         for workers, make in ((self.tokenizers, Tokenizer), (self.schedulers, Scheduler)):
             for index, worker in enumerate(workers):
                 if self._is_fenced(worker.name):
-                    self.dead.append(worker.name)
+                    self.bury(worker.name, drained=False)
                     workers[index] = make(self.world, self._name(make.__name__.lower()))
         for index, detokenizer in enumerate(self.detokenizers):
             if self._is_fenced(detokenizer.name) or detokenizer is not self.owner:
-                self.dead.append(detokenizer.name)
+                self.bury(detokenizer.name, drained=False)
                 self.detokenizers[index] = Detokenizer(self.world, self._name("detokenizer"))
         self.ghosts = [ghost for ghost in self.ghosts if not self._is_fenced(ghost.name)]
 
@@ -90,5 +94,6 @@ class FragileStage(Stage):
 
     def finish(self) -> None:
         self._look_for_lost_requests()
+        self._bury_again()
         super().finish()
         self.watch()
