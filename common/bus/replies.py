@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -34,8 +33,12 @@ class Subscription:
     def __init__(self, partition: _PartitionReader, uid: str, after: str) -> None:
         self.uid = uid
         self.after = after
+        #: Left out of the reads until the buffer has been taken.
+        self.full = False
         self._partition = partition
-        self._entries: deque[OutEntry] = deque()
+        self._entries: list[OutEntry] = []
+        # Asked for once: Python 3.11 makes a system call to find it.
+        self._event_loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = True
@@ -48,19 +51,17 @@ class Subscription:
         a timeout around every wait, and this is the hot path.
         """
         if not self._entries and not self._woken:
-            loop = asyncio.get_running_loop()
             if self._timer is None:
-                self._timer = loop.call_later(timeout_s, self._tick, timeout_s)
-            self._waiter = loop.create_future()
+                self._timer = self._event_loop.call_later(timeout_s, self._tick, timeout_s)
+            self._waiter = self._event_loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         self._woken = False
-        was_full = len(self._entries) >= BUFFER
-        entries = list(self._entries)
-        self._entries.clear()
-        if was_full:
+        entries, self._entries = self._entries, []
+        if self.full:
+            self.full = False
             self._partition.ring()
         return entries
 
@@ -74,7 +75,7 @@ class Subscription:
         if self._quiet:
             self.wake()
         self._quiet = True
-        self._timer = asyncio.get_running_loop().call_later(every_s, self._tick, every_s)
+        self._timer = self._event_loop.call_later(every_s, self._tick, every_s)
 
     def close(self) -> None:
         """Stops following; idempotent."""
@@ -83,12 +84,9 @@ class Subscription:
             self._timer.cancel()
             self._timer = None
 
-    @property
-    def full(self) -> bool:
-        return len(self._entries) >= BUFFER
-
     def feed(self, entries: list[OutEntry]) -> None:
-        self._entries.extend(entries)
+        self._entries += entries
+        self.full = len(self._entries) >= BUFFER
         self.after = entries[-1].id
         self._quiet = False
         self.wake()
@@ -137,7 +135,7 @@ class _PartitionReader:
         self._keys = keys
         self._name = name
         #: By key of the reply stream; one request may have several readers in this process.
-        self.subscriptions: dict[str, list[Subscription]] = {}
+        self.subscriptions: dict[bytes, list[Subscription]] = {}
         self._version = 0
         self._reading_version = 0
         self._connection_id: int | None = None
@@ -163,12 +161,12 @@ class _PartitionReader:
 
     def subscribe(self, uid: str, after: str) -> Subscription:
         subscription = Subscription(self, uid, after)
-        self.subscriptions.setdefault(self._keys.out(uid), []).append(subscription)
+        self.subscriptions.setdefault(self._keys.out(uid).encode(), []).append(subscription)
         self.ring()
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        key = self._keys.out(subscription.uid)
+        key = self._keys.out(subscription.uid).encode()
         known = self.subscriptions.get(key, [])
         if subscription in known:
             known.remove(subscription)
@@ -203,7 +201,7 @@ class _PartitionReader:
         """One XREAD. A stream with several readers is named once, from where the last of them is."""
         self._reading_version = self._version
         wanted = {
-            key.encode(): hungry
+            key: hungry
             for key, subs in self.subscriptions.items()
             if (hungry := [sub for sub in subs if not sub.full])
         }
