@@ -63,6 +63,8 @@ class Fault:
     at: float
     victims: set[str] = field(default_factory=set)
     detail: str = ""
+    #: Whether a peer served at that moment that could take over.
+    standby: bool = False
     #: For reading the log.
     clock: str = field(default_factory=lambda: time.strftime("%H:%M:%S"))
 
@@ -145,9 +147,11 @@ class Injector:
     def _note(self, kind: Kind, role: str, worker: str, detail: str = "") -> None:
         try:
             victims = self._state.victims(role, worker)
+            serving = [pid for pid in self._fleet.serving(role) if pid not in self._paused]
         except redis.RedisError:  # it is away as well
-            victims = set()
-        self.faults.append(Fault(kind, role, time.monotonic(), victims, detail))
+            victims, serving = set(), []
+        standby = any(self._fleet.worker_of(pid) not in ("", worker) for pid in serving)
+        self.faults.append(Fault(kind, role, time.monotonic(), victims, detail, standby))
 
     async def _keep(self) -> None:
         """Continues what was paused long enough, and sees what traps did."""

@@ -10,6 +10,10 @@ from itertools import pairwise
 from tests.chaos.check import Verdict
 from tests.chaos.faults import Fault
 from tests.chaos.load import Outcome
+from tests.helpers.stack import REDIS_ROLE
+
+#: Two faults of a role closer than this meet each other: the peer that was to take over is hit as well.
+_APART_S = 5.0
 
 
 @dataclass(slots=True)
@@ -48,18 +52,35 @@ class Report:
         ]
         return sorted(((gap, *rest) for gap, *rest in gaps if gap is not None), key=lambda stall: stall[0])
 
+    def stalls_with_standby(self) -> list[float]:
+        """`stalls` of the faults after which a peer of the role could take over, and no fault stopped it."""
+        met = {
+            id(fault)
+            for fault in self.faults
+            if fault.standby
+            and not any(
+                other.role in (fault.role, REDIS_ROLE) and abs(other.at - fault.at) < _APART_S
+                for other in self.faults
+                if other is not fault
+            )
+        }
+        return [gap for gap, fault, _ in self.stalls() if id(fault) in met]
+
     def worst(self, count: int = 5) -> str:
         """The longest stalls: what to look for in the log."""
-        return "\n".join(
+        lines = [
             f"stall of {gap:.2f} s, {fault.kind} {fault.role} {fault.detail} at {fault.clock}: {uid}"
             for gap, fault, uid in self.stalls()[-count:]
-        )
+        ]
+        lines += [f"gap of {gap:.2f} s, undisturbed: {one.uid}" for gap, one in self.undisturbed()[-count:]]
+        return "\n".join(lines)
 
-    def undisturbed_gaps(self) -> list[float]:
+    def undisturbed(self) -> list[tuple[float, Outcome]]:
         """The longest gap of each stream that was never in a fault's hands, sorted."""
         touched = set().union(*(fault.victims for fault in self.faults))
         streams = [v.outcome for v in self.verdicts if v.outcome.plan.is_stream and v.outcome.uid]
-        return sorted(_longest_gap(one) for one in streams if one.uid not in touched)
+        gaps = [(_longest_gap(one), one) for one in streams if one.uid not in touched]
+        return sorted(gaps, key=lambda gap: gap[0])
 
     def problems(self) -> str:
         """All that is wrong, for a failing test."""
@@ -73,7 +94,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The table, one run a column."""
         kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
-        stalls, gaps = [stall[0] for stall in self.stalls()], self.undisturbed_gaps()
+        stalls, gaps = [stall[0] for stall in self.stalls()], [gap[0] for gap in self.undisturbed()]
         refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
         wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
         return [
@@ -93,6 +114,7 @@ class Report:
             ("token logs or reply streams not exact in Redis", str(len(self.inexact))),
             ("left in Redis", str(len(self.leftovers) + len(self.immortal))),
             ("stall of a stream in a fault's hands, p50 / p99 / max s", _quantiles(stalls)),
+            ("the same where a peer stood by, p50 / p99 / max s", _quantiles(self.stalls_with_standby())),
             ("longest gap of undisturbed streams, p50 / p99 / max s", _quantiles(gaps)),
         ]
 
