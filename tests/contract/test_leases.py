@@ -30,6 +30,7 @@ def _make(
     worker: str = "w1",
     progress: Progress | None = None,
     stats: Callable[[], dict[str, Any]] = lambda: {"rows": 3},
+    ttl_ms: int = TTL_MS,
 ) -> Lease:
     return Lease(
         url,
@@ -38,7 +39,7 @@ def _make(
         role=registry.DETOKENIZER,
         model="m",
         partitions=PARTITIONS,
-        ttl_ms=TTL_MS,
+        ttl_ms=ttl_ms,
         progress=progress or Progress(),
         stats=stats,
     )
@@ -147,15 +148,16 @@ def test_a_worker_that_was_robbed_while_it_hung_is_fenced(make: Make, bus: Bus) 
 
 
 def test_partitions_are_kept_and_given_up(make: Make, bus: Bus) -> None:
-    first, second = make("w1"), make("w2")
+    ttl_ms = 600  # long enough not to run out on a busy machine
+    first, second = make("w1", ttl_ms=ttl_ms), make("w2", ttl_ms=ttl_ms)
     first.open()
     second.open()
     assert (first.take(0).epoch, second.take(0).epoch, second.take(1).epoch) == (1, 0, 1)
-    time.sleep(2 * TTL_MS / 1000)
+    time.sleep(1.5 * ttl_ms / 1000)
     assert second.take(0).epoch == 0, "the thread keeps it"
     first.give_up(0)
     assert second.take(0).epoch == 2
-    time.sleep(TTL_MS / 1000)
+    time.sleep(ttl_ms / 2000)  # a renewal or two
     assert not first.fenced.is_set(), "to give a partition up is not to be robbed of it"
     second.close(drained=True)
     assert (first.take(0).epoch, first.take(1).epoch) == (3, 2)

@@ -94,7 +94,7 @@ def test_a_subscription_does_not_wait_for_the_running_read(server: EmbeddedRedis
             idle.close()
             return slowest
 
-    assert asyncio.run(main()) < 0.25, "a blocked read lasts 2 s"
+    assert asyncio.run(main()) < 1.0, "a blocked read lasts 2 s"
 
 
 def test_the_first_entry_after_idling_comes_at_once(server: EmbeddedRedis, desk: Desk) -> None:
@@ -109,7 +109,7 @@ def test_the_first_entry_after_idling_comes_at_once(server: EmbeddedRedis, desk:
             await _take(sub, 1)
             return time.perf_counter() - began
 
-    assert asyncio.run(main()) < 0.25
+    assert asyncio.run(main()) < 1.0
 
 
 def test_a_slow_reader_is_left_out_and_loses_nothing(
