@@ -68,6 +68,10 @@ class Fault:
     #: For reading the log.
     clock: str = field(default_factory=lambda: time.strftime("%H:%M:%S"))
 
+    def __str__(self) -> str:
+        standby = "a peer stood by" if self.standby else "no peer stood by"
+        return " ".join(filter(None, (self.kind, self.role, self.detail, f"at {self.clock}, {standby}")))
+
 
 def make_schedule(count: int, requests: int, seed: int, roles: Sequence[str]) -> list[Planned]:
     """``count`` faults spread over the load."""

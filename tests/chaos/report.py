@@ -12,8 +12,25 @@ from tests.chaos.faults import Fault
 from tests.chaos.load import Outcome
 from tests.helpers.stack import REDIS_ROLE
 
-#: Two faults of a role closer than this meet each other: the peer that was to take over is hit as well.
-_APART_S = 5.0
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stream that stood still in a fault's hands, from ``start`` to ``end``."""
+
+    fault: Fault
+    uid: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    def suffers_from(self, other: Fault) -> bool:
+        """Whether another fault struck meanwhile, the stream itself or the peers that were to take over."""
+        if other is self.fault or not self.start <= other.at <= self.end:
+            return False
+        return self.uid in other.victims or other.role in (self.fault.role, REDIS_ROLE)
 
 
 @dataclass(slots=True)
@@ -42,35 +59,29 @@ class Report:
     def good(self) -> bool:
         return not (self.bad or self.leftovers or self.immortal or self.inexact or self.tracebacks)
 
-    def stalls(self) -> list[tuple[float, Fault, str]]:
-        """How long each stream in a fault's hands stood still, with the fault and the uid, sorted."""
+    def stalls(self) -> list[Stall]:
+        """How long each stream in a fault's hands stood still, the longest last."""
         by_uid = {v.outcome.uid: v.outcome for v in self.verdicts if v.outcome.plan.is_stream}
-        gaps = [
-            (_gap_at(by_uid[uid], fault.at), fault, uid)
+        found = [
+            Stall(fault, uid, *gap)
             for fault in self.faults
             for uid in fault.victims & by_uid.keys()
+            if (gap := _gap_at(by_uid[uid], fault.at)) is not None
         ]
-        return sorted(((gap, *rest) for gap, *rest in gaps if gap is not None), key=lambda stall: stall[0])
+        return sorted(found, key=lambda stall: stall.seconds)
 
     def stalls_with_standby(self) -> list[float]:
-        """`stalls` of the faults after which a peer of the role could take over, and no fault stopped it."""
-        met = {
-            id(fault)
-            for fault in self.faults
-            if fault.standby
-            and not any(
-                other.role in (fault.role, REDIS_ROLE) and abs(other.at - fault.at) < _APART_S
-                for other in self.faults
-                if other is not fault
-            )
-        }
-        return [gap for gap, fault, _ in self.stalls() if id(fault) in met]
+        """`stalls` of one fault alone, after which a peer of the role could take over."""
+        return [
+            stall.seconds
+            for stall in self.stalls()
+            if stall.fault.standby and not any(stall.suffers_from(other) for other in self.faults)
+        ]
 
     def worst(self, count: int = 5) -> str:
         """The longest stalls: what to look for in the log."""
         lines = [
-            f"stall of {gap:.2f} s, {fault.kind} {fault.role} {fault.detail} at {fault.clock}: {uid}"
-            for gap, fault, uid in self.stalls()[-count:]
+            f"stall of {stall.seconds:.2f} s, {stall.fault}: {stall.uid}" for stall in self.stalls()[-count:]
         ]
         lines += [f"gap of {gap:.2f} s, undisturbed: {one.uid}" for gap, one in self.undisturbed()[-count:]]
         return "\n".join(lines)
@@ -94,7 +105,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The table, one run a column."""
         kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
-        stalls, gaps = [stall[0] for stall in self.stalls()], [gap[0] for gap in self.undisturbed()]
+        stalls, gaps = [stall.seconds for stall in self.stalls()], [gap[0] for gap in self.undisturbed()]
         refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
         wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
         return [
@@ -139,10 +150,10 @@ def _quantiles(values: Sequence[float]) -> str:
     return " / ".join(f"{value:.2f}" for value in picked)
 
 
-def _gap_at(outcome: Outcome, moment: float) -> float | None:
+def _gap_at(outcome: Outcome, moment: float) -> tuple[float, float] | None:
     """The time without an event around ``moment``; None when the stream was not under way."""
     marks = [outcome.sent, *outcome.times]
-    return next((after - before for before, after in pairwise(marks) if before <= moment < after), None)
+    return next(((before, after) for before, after in pairwise(marks) if before <= moment < after), None)
 
 
 def _longest_gap(outcome: Outcome) -> float:
