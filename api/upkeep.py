@@ -69,7 +69,6 @@ class Upkeep:
             await self._announce()
             await self._end_overdue()
             await self._end_flagged()
-            await self._end_flagged()
             if number % _ORPHAN_ROUNDS == 0:
                 await self._end_orphans()
         except MillstreamError as error:
@@ -147,7 +146,7 @@ class Upkeep:
                 uid = raw.decode()
                 owner = members[uid] = self._owners.get(uid) or await self._api_of(uid)
                 if owner and owner not in alive and now - self._unseen.setdefault(owner, now) >= _GONE_S:
-                    await self._cancel(uid, model, cls, "The API process that held the connection is gone.")
+                    await self._cancel(uid, model, cls, _ORPHANED)
         self._owners = members
         orphaned = set(members.values()) - alive
         self._unseen = {owner: since for owner, since in self._unseen.items() if owner in orphaned}

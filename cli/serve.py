@@ -90,7 +90,8 @@ class _Obituaries:
         self._keys = Keys(settings.key_prefix)
         self._partitions = settings.partitions
         # Impatient: while this waits nothing is restarted, and without it the lease still ends by itself.
-        self._bus = Bus(settings.redis_url, name="supervisor", timeout_s=1.0, retries=0)
+        # One retry, since a Redis that was restarted has closed the connection, which only a use shows.
+        self._bus = Bus(settings.redis_url, name="supervisor", timeout_s=1.0, retries=1)
 
     def publish(self, worker_id: str) -> None:
         mark_dead(self._bus, self._keys, self._partitions, worker_id)

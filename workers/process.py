@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,9 +67,24 @@ class Process:
             self.bus.close()
 
 
+def exit_with_any_thread() -> None:
+    """From now on the process ends when one of its threads does so by a fault of ours.
+
+    Without that thread it would look alive, keep its leases and leave a part of its work undone for ever.
+    """
+
+    def end(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not SystemExit:
+            log.exception("a thread died, and the worker with it")
+            os._exit(ExitCode.FAILED)
+
+    threading.excepthook = end
+
+
 def main(settings: Settings, role: str, start: Callable[[Process], int]) -> int:
     """The frame of a role's `run`: logging, a Redis that fits, and errors as one line and an exit code."""
     logging.setup(settings.log_level, settings.log_format, role, settings.worker_id)
+    exit_with_any_thread()
     try:
         ping_until(settings.redis_url, timeout_s=_REDIS_WAIT_S, sleep=time.sleep)
         check_server(settings.redis_url, Keys(settings.key_prefix), settings.partitions)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,6 +21,8 @@ from common.bus.keys import Keys
 from common.errors import MillstreamError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TOKENIZER, SCHEDULER, DETOKENIZER, API = "tokenizer", "scheduler", "detokenizer", "api"
 #: Life of a worker's announcement; it is renewed about every second.
@@ -63,6 +66,11 @@ class WorkerInfo:
     draining: bool
     #: Role-specific readings, for `top`.
     stats: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, worker: str, text: bytes) -> WorkerInfo:
+        raw = orjson.loads(text)
+        return cls(worker, raw["role"], raw["model"], bool(raw.get("draining")), raw.get("stats", {}))
 
 
 def announce(
@@ -158,7 +166,8 @@ class Registry:
 
     async def _read(self) -> View:
         models = await self._bus.do("HGETALL", self._keys.models())
-        known = {info.id: info for info in (ModelInfo.from_json(text) for text in models[1::2])}
+        infos = [_readable(ModelInfo.from_json, text) for text in models[1::2]]
+        known = {info.id: info for info in infos if info is not None}
         workers = []
         for wid in await self._bus.do("SMEMBERS", self._keys.workers()):
             name = wid.decode()
@@ -166,14 +175,22 @@ class Registry:
             if text is None:
                 await self._bus.do("SREM", self._keys.workers(), name)
                 continue
-            raw = orjson.loads(text)
-            workers.append(
-                WorkerInfo(name, raw["role"], raw["model"], bool(raw.get("draining")), raw.get("stats", {}))
-            )
+            worker = _readable(partial(WorkerInfo.from_json, name), text)
+            if worker is not None:
+                workers.append(worker)
         memory = parse_info(await self._bus.do("INFO", "memory"))
         limit = min(filter(None, (int(memory.get("maxmemory", "0")), self._max_bytes)), default=0)
         share = int(memory.get("used_memory", "0")) / limit if limit else 0.0
         return View(known, tuple(sorted(workers, key=lambda worker: worker.id)), share, time.monotonic())
+
+
+def _readable(parse: Callable[[bytes], T], text: bytes) -> T | None:
+    """What ``parse`` makes of it; None of what it cannot read, which must not hide all the others."""
+    try:
+        return parse(text)
+    except (ValueError, TypeError, KeyError) as error:
+        log.debug("an announcement cannot be read: %s", error)
+        return None
 
 
 def parse_info(text: bytes) -> dict[str, str]:

@@ -73,7 +73,9 @@ class GroupReader:
             return []
         if not reply:
             return []
-        return [entry_of(self.stream, entry_id, fields) for entry_id, fields in reply[0][1]]
+        return [
+            entry for entry_id, fields in reply[0][1] if (entry := self._entry(entry_id, fields)) is not None
+        ]
 
     def stranded(self, held: Collection[str]) -> list[Entry]:
         """Entries pending on this consumer that it does not hold: replies that were lost on the way."""
@@ -102,7 +104,17 @@ class GroupReader:
             log.warning("a pending entry is gone", stream=self.stream, entry=entry_id.decode())
             self._bus.do("XACK", self.stream, self.group, entry_id)
             return None
-        return entry_of(self.stream, entry_id, rows[0][1])
+        return self._entry(entry_id, rows[0][1])
+
+    def _entry(self, entry_id: bytes, fields: Iterable[bytes]) -> Entry | None:
+        """The entry; one that nobody of ours wrote is removed, or it would end every worker that meets it."""
+        try:
+            return entry_of(self.stream, entry_id, fields)
+        except (KeyError, ValueError):
+            log.warning("an entry cannot be read, removing it", stream=self.stream, entry=entry_id.decode())
+            self._bus.do("XDEL", self.stream, entry_id)
+            self._bus.do("XACK", self.stream, self.group, entry_id)
+            return None
 
 
 class Bell:

@@ -60,6 +60,18 @@ def test_fields_of_a_newer_version_are_ignored(bus: Bus) -> None:
     assert (entry.uid, entry.choice) == ("u", 0)
 
 
+@pytest.mark.parametrize("fields", [["what", "is this"], ["uid", "u", "choice", "one"], ["uid", b"\xff"]])
+def test_entries_of_nobody_end_no_worker(bus: Bus, fields: list[str | bytes]) -> None:
+    reader = _reader(bus)
+    bus.do("XADD", STREAM, "*", *fields)
+    [good] = _add(bus)
+    assert [entry.id for entry in reader.read(10)] == [good]
+    bus.do("XADD", STREAM, "*", *fields)
+    bus.do("XREADGROUP", "GROUP", "g", "me", "STREAMS", STREAM, ">")  # its reply never arrives
+    assert [entry.id for entry in reader.stranded(())] == [good]
+    assert (bus.do("XLEN", STREAM), bus.do("XPENDING", STREAM, "g")[0]) == (1, 1)
+
+
 @pytest.mark.parametrize("lost", ["everything", "the group"])
 def test_a_lost_group_is_made_again(bus: Bus, lost: str) -> None:
     reader = _reader(bus)

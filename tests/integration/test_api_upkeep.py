@@ -104,6 +104,21 @@ def test_a_sign_of_life(redis: EmbeddedRedis) -> None:
     on_a_bench(redis, test)
 
 
+def test_announcements_that_cannot_be_read_hide_no_others(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        bus, registry = bench.service.bus, bench.service.registry
+        before = registry.view
+        for number, text in enumerate(("{}", "[]", "5", "not JSON")):
+            await bus.do("HSET", KEYS.models(), f"junk-{number}", text)
+            await bus.do("SET", KEYS.worker(f"junk-{number}"), text)
+            await bus.do("SADD", KEYS.workers(), f"junk-{number}")
+        await registry.poll()
+        assert registry.view.at > before.at
+        assert (registry.view.models, registry.view.workers) == (before.models, before.workers)
+
+    on_a_bench(redis, test)
+
+
 def test_orphans_are_cancelled_after_a_while(redis: EmbeddedRedis) -> None:
     async def test(bench: Bench) -> None:
         await bench.upkeep._announce()

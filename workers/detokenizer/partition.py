@@ -124,13 +124,20 @@ class PartitionLoop:
         entries = reply[0][1]
         texts: list[Text] = []
         finished: list[Finished] = []
-        for _, fields in entries:
-            for record in self._records(fields):
+        for entry_id, fields in entries:
+            for record in self._records(entry_id, fields):
                 self._decode(record, texts, finished)
         self._commit(entries[-1][0].decode(), len(entries), texts, finished)
 
-    def _records(self, fields: list[bytes]) -> list[TokRecord]:
-        rows = parse_records(fields[fields.index(b"r") + 1].decode())
+    def _records(self, entry_id: bytes, fields: list[bytes]) -> list[TokRecord]:
+        """The records of an entry; none of one that nobody of ours wrote: it must not hold up the others."""
+        try:
+            rows = parse_records(fields[fields.index(b"r") + 1].decode())
+        except (ValueError, IndexError) as error:
+            log.warning(
+                "an entry cannot be read", partition=self.partition, entry=entry_id.decode(), error=error
+            )
+            return []
         self.records += len(rows)
         return rows
 
