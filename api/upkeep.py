@@ -135,6 +135,9 @@ class Upkeep:
                     await bus.do("SREM", flags, member)
                 elif b"/" not in member:
                     await self._cancel(uid, model.decode(), cls.decode(), CancelledError().message)
+            for member in (await bus.do("SMEMBERS", keys.pause(partition)))[:_PAGE]:
+                if not await bus.do("EXISTS", keys.req(member.decode("utf-8", "replace"))):
+                    await bus.do("SREM", keys.pause(partition), member)
 
     async def _end_orphans(self) -> None:
         """CANCEL for requests whose API process is gone: their clients are, too."""

@@ -5,6 +5,7 @@ Flags go to the benchmark named first: `python -m benchmarks bus --streams 256`.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from benchmarks import bus, engine
@@ -19,6 +20,7 @@ def main() -> int:
         print(f"benchmarks: {', '.join(_ALL)}", file=sys.stderr)
         return 2
     del sys.argv[1:2]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     for each in [name] if name else list(_ALL):
         print(f"# {each}", flush=True)
         _ALL[each]()

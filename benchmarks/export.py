@@ -14,7 +14,7 @@ from workers.text.source import load_source
 
 
 def export(model: str, folder: Path) -> None:
-    """Weights (bfloat16), config and tokenizer of ``model``, a Llama with tied embeddings, into ``folder``."""
+    """Weights (bfloat16), config and tokenizer of ``model``, a Llama with tied embeddings, to ``folder``."""
     checkpoint = locate(model)
     config = load_config(checkpoint)
     heads = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}

@@ -25,6 +25,8 @@ log = Log(__name__)
 HANG_S = 30.0
 #: How long the lease of a worker that is dead, or silent, stays as evidence.
 KEEP_MS = 3_600_000
+#: A worker still wedged this long after its lease stopped is beyond help: it ends, to be replaced.
+_WEDGED_S = 2 * HANG_S
 #: Renewals per lease time.
 _RENEWALS = 4
 
@@ -63,6 +65,10 @@ def release_partition(keys: Keys, partition: int, worker: str) -> Call[Ownership
     """OWN_PARTITION, the other way: gives the partition up, for a peer to take."""
     names = (keys.detok_lease(partition), keys.lease(partition, worker))
     return Call("own_partition", names, (worker, 0, "release"), lambda _: Ownership(0, taken=False))
+
+
+class WedgedError(MillstreamError):
+    """A worker's loop hangs and will not come back."""
 
 
 class Progress:
@@ -169,15 +175,17 @@ class Lease:
         )
 
     def _loop(self) -> None:
-        silent = False
+        wedged_since: float | None = None
         while not self._stop.wait(self.ttl_ms / 1000 / _RENEWALS):
             wedged = self._progress.wedged()
             if wedged:
-                if not silent:
+                if wedged_since is None:
+                    wedged_since = time.monotonic()
                     log.warning("no progress: the lease is not renewed", loops=",".join(wedged))
-                silent = True
+                if time.monotonic() - wedged_since > _WEDGED_S:
+                    raise WedgedError(f"no progress for long: {', '.join(wedged)}")
                 continue
-            silent = False
+            wedged_since = None
             try:
                 self._renew_all()
             except FencedError as error:

@@ -10,14 +10,18 @@ from typing import Any
 
 import orjson
 
-from common.bus.client import Bus
+from common.bus.client import Bus, FencedError, NoGroupError
 from common.bus.handoffs import Finished, Text
 from common.bus.keys import Keys
-from common.errors import DeadlineError
+from common.errors import DeadlineError, UnavailableError
+from common.logging import Log
 from common.messages import TokRecord, parse_ids, parse_out
 from common.sampling import SamplingParams
 from workers.text.stream import ChoiceDecoder, TextStreams
 
+log = Log(__name__)
+
+_BROKEN = "The answer could not be decoded."
 #: Records of choices that are not wanted any more are remembered as such, up to this many choices.
 _UNWANTED_LIMIT = 10_000
 #: Entries of a reply stream looked at per call when searching a choice's last text.
@@ -68,7 +72,31 @@ class Choices:
             self._unwanted.clear()
 
     def push(self, record: TokRecord) -> Text | Finished | None:
-        """What one record adds to its reply stream."""
+        """What one record adds to its reply stream.
+
+        A fault of one choice (its log or its hash is not what it should be) ends that request and holds up
+        no other. Raises only what says nothing about the choice: Redis is away, or the partition is lost.
+        """
+        try:
+            return self._push(record)
+        except (UnavailableError, FencedError, NoGroupError):
+            raise
+        except Exception:
+            log.exception("a choice cannot be decoded", uid=record.uid, choice=record.choice)
+            return self._broken(record)
+
+    def _broken(self, record: TokRecord) -> Finished | None:
+        """The end of a request that cannot go on; one whose hash cannot be read is left to its deadline."""
+        key = (record.uid, record.choice)
+        state = self._states.pop(key, None)
+        if not record.end:
+            self._unwanted.add(key)
+        if state is None:
+            return None
+        failure = TokRecord(record.uid, record.choice, record.index, None, "error", "internal", _BROKEN)
+        return self._failed(failure, state)
+
+    def _push(self, record: TokRecord) -> Text | Finished | None:
         key = (record.uid, record.choice)
         state = self._states.get(key)
         if state is None or state.decoder.n != record.index:

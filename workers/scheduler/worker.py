@@ -154,23 +154,18 @@ class SchedulerWorker:
         cls = entry.stream.rpartition(":")[2]
         uid, choice = entry.uid, entry.choice
         counts = entry.claimed and not entry.drained
-        started = self._bus.run(
-            handoffs.start(
-                self._keys, uid, choice, model=self._model, cls=cls, worker=self._worker, counts=counts
-            )
+        call = handoffs.start(
+            self._keys, uid, choice, model=self._model, cls=cls, worker=self._worker, counts=counts
         )
+        try:
+            started = self._bus.run(call)
+        except (AttributeError, KeyError, ValueError):
+            # Crashing on it would only hand it to a peer, to crash on. Its reply ends with its deadline.
+            log.exception("a request cannot be read", uid=uid)
+            self._drop(entry, cls)
+            return
         if started.code == "ENDED":
-            drop = handoffs.drop(
-                self._keys,
-                uid,
-                choice,
-                stream=entry.stream,
-                group=SCHEDULERS,
-                entry=entry.id,
-                model=self._model,
-                cls=cls,
-            )
-            self._bus.run(drop)
+            self._drop(entry, cls)
             return
         key = f"{uid}/{choice}"
         if key in self._jobs:
@@ -183,6 +178,19 @@ class SchedulerWorker:
             self._end(key, len(started.output_ids), errors.WorkerCrashedError())
         else:
             engine.add(self._engine_request(key, choice, started))
+
+    def _drop(self, entry: Entry, cls: str) -> None:
+        call = handoffs.drop(
+            self._keys,
+            entry.uid,
+            entry.choice,
+            stream=entry.stream,
+            group=SCHEDULERS,
+            entry=entry.id,
+            model=self._model,
+            cls=cls,
+        )
+        self._bus.run(call)
 
     def _engine_request(self, key: str, choice: int, started: Started) -> EngineRequest:
         request = started.request

@@ -107,8 +107,10 @@ class TokenizerWorker:
         if now >= self._next_limits:
             self._next_limits = now + _LIMITS_S
             text = self._bus.do("HGET", self._keys.models(), self._model)
-            if text is not None:
-                self._max_model_len = ModelInfo.from_json(text).max_model_len
+            try:
+                self._max_model_len = ModelInfo.from_json(text).max_model_len if text else self._max_model_len
+            except (KeyError, TypeError, ValueError):
+                log.warning("the model's description cannot be read", model=self._model)
 
     def _do(self, entry: Entry) -> None:
         reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
@@ -116,7 +118,12 @@ class TokenizerWorker:
         if b"kind" not in fields or b"terminal" in fields:
             self._drop(entry)
             return
-        request = Request.from_fields(entry.uid, fields)
+        try:
+            request = Request.from_fields(entry.uid, fields)
+        except (KeyError, ValueError):
+            log.exception("a request cannot be read", uid=entry.uid)
+            self._refuse(entry)
+            return
         if entry.claimed and not entry.drained:
             attempts = self._bus.run(handoffs.attempt(self._keys, entry.uid, self._worker))
             if attempts > MAX_ATTEMPTS:
@@ -161,6 +168,20 @@ class TokenizerWorker:
                 dead_reason=error.message if kind == "crashed" else "",
             )
         )
+
+    def _refuse(self, entry: Entry) -> None:
+        """Ends a request of which nothing is known but where it was queued."""
+        call = handoffs.cancel(
+            self._keys,
+            entry.uid,
+            model=self._model,
+            cls=entry.stream.rpartition(":")[2],
+            ttl_ms=self._ttl_ms,
+            error="internal",
+            message="The request could not be read.",
+        )
+        self._bus.run(call)
+        self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         cls = entry.stream.rpartition(":")[2]
