@@ -18,5 +18,5 @@ def test_nothing_is_lost_doubled_or_reordered(server: str) -> None:
     report = run(Config(requests=80, faults=12, server=server, seed=7, shape=Shape(lease_ms=800)))
     print(table([report]))
     assert report.good, report.problems()
-    assert len(report.faults) >= 16
+    assert len(report.faults) >= 12
     assert report.undisturbed()[-1][0] < MOST_GAP_S
