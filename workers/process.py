@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import logging
-from common.bus.client import Bus, ping_until
+from common.bus.client import Bus
 from common.bus.keys import Keys
 from common.bus.leases import Lease, Progress
-from common.bus.server import UnfitServerError, check_server
+from common.bus.server import UnfitServerError, wait_for_server
 from common.errors import MillstreamError
 from common.exitcodes import ExitCode
 from common.logging import Log
@@ -86,8 +85,8 @@ def main(settings: Settings, role: str, start: Callable[[Process], int]) -> int:
     logging.setup(settings.log_level, settings.log_format, role, settings.worker_id)
     exit_with_any_thread()
     try:
-        ping_until(settings.redis_url, timeout_s=_REDIS_WAIT_S, sleep=time.sleep)
-        check_server(settings.redis_url, Keys(settings.key_prefix), settings.partitions)
+        keys = Keys(settings.key_prefix)
+        wait_for_server(settings.redis_url, keys, settings.partitions, timeout_s=_REDIS_WAIT_S)
         return start(Process(settings, role))
     except (CheckpointError, UnfitServerError) as error:
         # Trying again cannot help: a supervisor ends with this line instead of starting us for ever.

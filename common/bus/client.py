@@ -12,7 +12,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -242,22 +242,3 @@ def blocking_connection(url: str, *, name: str) -> aioredis.Connection:
     )
     connection: aioredis.Connection = pool.make_connection()
     return connection
-
-
-def ping_until(url: str, *, timeout_s: float, sleep: Callable[[float], None]) -> None:
-    """Waits until Redis answers; raises `BusDownError` after ``timeout_s``."""
-    bus = Bus(url, name="probe", timeout_s=2.0, retries=0)
-    waited = 0.0
-    try:
-        while True:
-            try:
-                bus.do("PING")
-            except BusDownError:
-                if waited >= timeout_s:
-                    raise
-                sleep(0.1)
-                waited += 0.1
-            else:
-                return
-    finally:
-        bus.close()

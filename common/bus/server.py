@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import time
+
 from common.bus.client import Bus
 from common.bus.keys import Keys
 from common.bus.registry import parse_info
-from common.errors import MillstreamError
+from common.errors import MillstreamError, UnavailableError
 
 _OLDEST = (7, 0)
+_RETRY_S = 0.1
 
 
 class UnfitServerError(MillstreamError):
     """The Redis server cannot carry the bus."""
+
+
+def wait_for_server(url: str, keys: Keys, partitions: int, *, timeout_s: float) -> None:
+    """`check_server`, once Redis takes writes; raises `UnavailableError` when it does not within the time.
+
+    An answer to PING would not do: a restarted server that is part of a cluster refuses keys for seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            check_server(url, keys, partitions)
+        except UnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def check_server(url: str, keys: Keys, partitions: int) -> None:

@@ -19,10 +19,11 @@ from common.bus.client import (
     BusFullError,
     FencedError,
     NoGroupError,
-    ping_until,
 )
 from common.bus.embedded import EmbeddedRedis
+from common.bus.keys import Keys
 from common.bus.leases import renew
+from common.bus.server import wait_for_server
 from common.errors import MillstreamError
 from tests.helpers.bus import Desk
 
@@ -89,7 +90,7 @@ def test_nobody_listens(port: int) -> None:
     with pytest.raises(BusDownError):
         bus.do("PING")
     with pytest.raises(BusDownError):
-        ping_until(url, timeout_s=0.3, sleep=time.sleep)
+        wait_for_server(url, Keys(), 2, timeout_s=0.3)
     bus.close()
 
     async def ask() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +18,7 @@ from common.bus.handoffs import Gate, Text
 from common.bus.keys import SCHEDULERS, Keys
 from common.bus.peers import PeerWatch
 from common.bus.replies import Replies
+from common.bus.server import wait_for_server
 from common.bus.streams import Bell
 from common.errors import MillstreamError
 from common.messages import OutEntry
@@ -44,6 +46,20 @@ def bus(cluster: EmbeddedRedis) -> Iterator[Bus]:
 def test_cross_slot_commands_are_refused_here(bus: Bus) -> None:
     with pytest.raises(MillstreamError, match="same slot"):
         bus.do("EVAL", "return 1", 2, Keys().tok(0), Keys().tok(1))
+
+
+def test_a_worker_waits_for_a_cluster_that_answers_but_takes_no_keys(bus: Bus) -> None:
+    """So it is for seconds after a node's restart: a worker that gave up would lose as many more."""
+    bus.do("CLUSTER", "DELSLOTSRANGE", 0, 16383)
+    with ThreadPoolExecutor() as pool:
+        try:
+            assert bus.do("PING") == b"PONG"
+            waiting = pool.submit(wait_for_server, bus.url, Keys(), PARTITIONS, timeout_s=20.0)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.5)
+        finally:
+            bus.do("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        waiting.result()
 
 
 @pytest.mark.parametrize("partition", range(PARTITIONS))
