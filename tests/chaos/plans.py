@@ -6,7 +6,9 @@ answer to every request is known before it is asked.
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -96,17 +98,21 @@ def _expected(plan: Plan) -> Expected:
     return Expected(tuple(texts), tuple(finishes), tuple(stops), tuple(tokens))
 
 
-def make_plans(count: int, seed: int, *, longest: int = 300, disorderly: bool = True) -> list[Plan]:
-    """``count`` requests of every kind; ``disorderly`` ones leave or err, one in ten of each."""
+def endless_plans(seed: int, *, longest: int = 300) -> Iterator[Plan]:
+    """Requests of every kind; one in ten clients leaves, one in ten errs."""
     rng = random.Random(seed)
-    return [_plan(number, rng, longest, disorderly) for number in range(count)]
+    for number in itertools.count():
+        yield _plan(number, rng, longest)
 
 
-def _plan(number: int, rng: random.Random, longest: int, disorderly: bool) -> Plan:
+def make_plans(count: int, seed: int, *, longest: int = 300) -> list[Plan]:
+    """The first ``count`` of `endless_plans`."""
+    return list(itertools.islice(endless_plans(seed, longest=longest), count))
+
+
+def _plan(number: int, rng: random.Random, longest: int) -> Plan:
     draw = rng.random()
-    manner = Manner.STAYS
-    if disorderly and draw < 0.2:
-        manner = Manner.LEAVES if draw < 0.1 else Manner.ERRS
+    manner = Manner.LEAVES if draw < 0.1 else Manner.ERRS if draw < 0.2 else Manner.STAYS
     is_chat = rng.random() < 0.4
     seed, n = rng.randrange(1, 1 << 40), rng.choice((1, 1, 1, 1, 2, 3))
     max_tokens = rng.choice((1, rng.randint(2, 40), rng.randint(40, longest), rng.randint(40, longest)))

@@ -10,7 +10,7 @@ import itertools
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.settings import Command
@@ -19,7 +19,7 @@ from tests.chaos.faults import Fault, Kind
 from tests.chaos.fleet import Fleet, Shape, Trap
 from tests.chaos.harness import run_scenario
 from tests.chaos.load import Load
-from tests.chaos.plans import Plan, make_plans
+from tests.chaos.plans import endless_plans
 from tests.chaos.report import Report
 from tests.chaos.state import State
 
@@ -70,11 +70,7 @@ def sweep(points: dict[str, Sequence[Failpoint]], *, server: str = "valkey", see
     reached: list[str] = []
     missed: list[str] = []
 
-    def plans() -> Iterator[Plan]:
-        for number in itertools.count():
-            if over[0]:
-                return
-            yield from make_plans(1, seed * 100_000 + number, longest=200)
+    plans = itertools.takewhile(lambda _: not over[0], endless_plans(seed, longest=200))
 
     async def faults(fleet: Fleet, state: State, load: Load) -> list[Fault]:
         happened: list[Fault] = []
@@ -83,11 +79,15 @@ def sweep(points: dict[str, Sequence[Failpoint]], *, server: str = "valkey", see
             await asyncio.gather(*(one.run(points[one.role]) for one in sweepers))
         finally:
             over[0] = True
+        while not load.over.is_set():  # whoever came to a stop too late is not to stand still for ever
+            for one in sweepers:
+                one.continue_late()
+            await asyncio.sleep(_POLL_S)
         return happened
 
     coin = random.Random(f"reports {seed}")
     shape = Shape(server=server, lease_ms=800, reports=lambda _: coin.random() < 0.5)
-    report = run_scenario(shape, plans(), faults, streams=16, seed=seed, cuts_allowed=Command.API in points)
+    report = run_scenario(shape, plans, faults, streams=16, seed=seed, cuts_allowed=Command.API in points)
     return Swept(report, reached, missed)
 
 
@@ -109,15 +109,18 @@ class _Sweeper:
         self._happened = happened
         self._reached = reached
         self._missed = missed
+        self._late: list[Trap] = []
 
     async def run(self, points: Sequence[Failpoint]) -> None:
         for point in points:
             trap = self._fleet.set_trap(self.role, point)
             self._kill(self._fleet.pids(self.role)[0])
             struck = await self._strikes(trap)
+            self.continue_late()
             where = f"{self.role} {point}"
             if not struck:
                 self._missed.append(where)
+                self._late.append(trap)
                 continue
             self._reached.append(where)
             self._happened.append(
@@ -129,6 +132,12 @@ class _Sweeper:
                 await asyncio.sleep(1.8 * self._fleet.shape.lease_ms / 1000)
                 self._fleet.send(struck[0], signal.SIGCONT)
             await asyncio.sleep(_REST_S)
+
+    def continue_late(self) -> None:
+        """Continues processes that came to a stop after all, when nobody waited for it any more."""
+        for trap in self._late:
+            for pid, _ in trap.struck():
+                self._fleet.send(pid, signal.SIGCONT)
 
     def _kill(self, pid: int) -> None:
         worker = self._fleet.worker_of(pid)
