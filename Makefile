@@ -45,11 +45,11 @@ bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Some 2,000 requests and 200 faults on each kind of server, then API processes and Redis itself among the
-# victims, then every failpoint; a quarter of an hour. ARGS go to the first: make chaos ARGS="--seed 5"
+# victims, then every failpoint once; some twenty minutes. ARGS go to the first: make chaos ARGS="--seed 5"
 chaos: install
 	$(BIN)/python -m tests.chaos $(ARGS)
 	$(BIN)/python -m tests.chaos --requests 600 --faults 80 --api --redis --server all
-	$(BIN)/python -m tests.chaos --sweep
+	$(BIN)/python -m tests.chaos --sweep --server valkey
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
