@@ -67,6 +67,7 @@ class _Armed:
         self._lock = threading.Lock()
         self._hits = 0
         self._left = 0
+        self._unmarked = False
         self._names: dict[str, str] = {}
 
     def strikes(self, command: tuple[Any, ...]) -> bool:
@@ -81,14 +82,16 @@ class _Armed:
             due = self._hits % self._point.hit == 0 if self._point.every else self._hits == self._point.hit
             if due and self._point.action is Action.DOWN:
                 self._left = _ALL_TRIES - 1
-        if due:
-            self._mark()
+            self._unmarked = due
         return due
 
     def act(self, side: Side) -> None:
         """Does the deed, if it is to be done at this side. Raises what a lost message raises."""
         if side is not self._point.side:
             return
+        if self._unmarked:
+            self._unmarked = False
+            self._mark()
         match self._point.action:
             case Action.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)

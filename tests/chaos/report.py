@@ -70,10 +70,10 @@ class Report:
         ]
         return sorted(found, key=lambda stall: stall.seconds)
 
-    def stalls_with_standby(self) -> list[float]:
+    def stalls_with_standby(self) -> list[Stall]:
         """`stalls` of one fault alone, after which a peer of the role could take over."""
         return [
-            stall.seconds
+            stall
             for stall in self.stalls()
             if stall.fault.standby and not any(stall.suffers_from(other) for other in self.faults)
         ]
@@ -81,7 +81,8 @@ class Report:
     def worst(self, count: int = 5) -> str:
         """The longest stalls: what to look for in the log."""
         lines = [
-            f"stall of {stall.seconds:.2f} s, {stall.fault}: {stall.uid}" for stall in self.stalls()[-count:]
+            f"stall of {stall.seconds:.2f} s, {stall.fault}: {stall.uid}"
+            for stall in (*self.stalls()[-count:], *self.stalls_with_standby()[-count:])
         ]
         lines += [f"gap of {gap:.2f} s, undisturbed: {one.uid}" for gap, one in self.undisturbed()[-count:]]
         return "\n".join(lines)
@@ -105,6 +106,7 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The table, one run a column."""
         kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
+        beside = [stall.seconds for stall in self.stalls_with_standby()]
         stalls, gaps = [stall.seconds for stall in self.stalls()], [gap[0] for gap in self.undisturbed()]
         refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
         wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
@@ -125,7 +127,7 @@ class Report:
             ("token logs or reply streams not exact in Redis", str(len(self.inexact))),
             ("left in Redis", str(len(self.leftovers) + len(self.immortal))),
             ("stall of a stream in a fault's hands, p50 / p99 / max s", _quantiles(stalls)),
-            ("the same where a peer stood by, p50 / p99 / max s", _quantiles(self.stalls_with_standby())),
+            ("the same where a peer stood by, p50 / p99 / max s", _quantiles(beside)),
             ("longest gap of undisturbed streams, p50 / p99 / max s", _quantiles(gaps)),
         ]
 
