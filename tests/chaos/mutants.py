@@ -1,6 +1,7 @@
 """The product with one protection taken out, to show that the harness notices: each must make it fail.
 
-Where two layers guard the same promise, a mutant takes out both: one alone would be covered by the other.
+Fencing has two layers, the worker's lease and the row's place in its log, each enough against a zombie: its
+mutant takes out both.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _one_observation() -> None:
 
 MUTANTS: dict[str, Callable[[], None]] = {
     "no-fence": _edited(_EMIT_FENCE, _RENEW_FENCE, _ROW_FENCE),
-    "no-sequence": _edited(*_SEQUENCE, _ROW_FENCE),
+    "no-sequence": _edited(*_SEQUENCE),
     "no-offset-compare": _edited(_OFFSET),
     "no-stranded-search": _no_stranded_search,
     "one-observation": _one_observation,
