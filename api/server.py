@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from api.app import create_app
+from api.protocol import Protocol
 from api.service import Phase, Service
 from api.upkeep import Upkeep
 from common.bus.client import AsyncBus
@@ -105,7 +106,7 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(service),
             loop="none",
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -300,3 +300,35 @@ def test_no_model_at_all(tmp_path: Path) -> None:
         until(lambda: running.api.get("/ready").status == 503, "/ready notices")
         assert running.api.get("/ready").json()["reasons"] == ["no model is loaded"]
         refused(running.api.chat("x"), 503, "service_unavailable")
+
+
+def raw(api: ApiProcess, *pieces: bytes) -> bytes:
+    """All that comes back for bytes that need not be a request."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", api.port), timeout=10) as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionError:
+            pass  # it was closed while we were still sending
+    return received
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\x00\x01\x02\r\n\r\n", b"POST /v1/models HTTP/1.1\r\nContent-Length: -1\r\n\r\n"]
+)
+def test_what_is_no_request_is_refused_in_the_same_shape(api: ApiProcess, request_: bytes) -> None:
+    answer = raw(api, request_)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"x-request-id: req_" in answer
+    assert b'{"error":{"message":' in answer
+    is_fine(api)
+
+
+def test_endless_headers_are_cut_off(api: ApiProcess) -> None:
+    pieces = [b"GET /health HTTP/1.1\r\nX: "] + [b"a" * 65536] * 64
+    answer = raw(api, *pieces)
+    assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+    is_fine(api)

@@ -74,8 +74,8 @@ class ChatTemplate:
                 )
             _mark_end(plain[-1])
         variables = {
-            **self._special_tokens,
             **(kwargs or {}),
+            **self._special_tokens,
             "messages": plain,
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,

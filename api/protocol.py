@@ -1,0 +1,88 @@
+"""The HTTP/1.1 protocol of a connection: uvicorn's, with request heads bounded in bytes and in time (P4).
+
+What is wrong with a request before it is one is answered in OpenAI's shape as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import secrets
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.errors import RequestTimeoutError, error_object
+from common.errors import InvalidRequestError, MillstreamError
+
+#: Request line and headers together, beyond what one read from the socket brings.
+MAX_HEAD_BYTES = 64 << 10
+#: From the opening of a connection, or the first byte of a further request, to the end of the headers.
+HEAD_TIMEOUT_S = 20.0
+
+
+class HeadTooLargeError(InvalidRequestError):
+    """The request headers are too large."""
+
+    status = 431
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_bytes = 0
+    _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:  # still, after all of the data was parsed
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HeadTooLargeError())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(InvalidRequestError(msg))
+
+    def _await_head(self) -> None:
+        error = RequestTimeoutError("The request headers did not arrive in time.")
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, error)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: MillstreamError) -> None:
+        """Answers, and closes the connection: where the next request would begin is not known."""
+        self._end_head()
+        if self.transport is None or self.transport.is_closing():
+            return
+        body = orjson.dumps({"error": error_object(error)})
+        head = (
+            f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: req_{secrets.token_hex(16)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
