@@ -102,9 +102,9 @@ def join_ids(ids: Iterable[int]) -> str:
     return "".join(f"{token}," for token in ids)
 
 
-def parse_ids(text: bytes | str) -> list[int]:
+def parse_ids(text: bytes) -> list[int]:
     """Inverse of `join_ids`; a missing last comma is allowed."""
-    return [int(token) for token in text.split(b"," if isinstance(text, bytes) else ",") if token]  # type: ignore[arg-type]
+    return [int(token) for token in text.split(b",") if token]
 
 
 def join_prompts(prompts: Sequence[Sequence[int]]) -> str:

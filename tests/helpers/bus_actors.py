@@ -297,7 +297,7 @@ class Detokenizer:
         fields = self.desk.req(record.uid)
         if not fields or "terminal" in fields or f"finish:{record.choice}" in fields:
             return False
-        log = parse_ids(self.desk.gen(record.uid, record.choice) or "")
+        log = parse_ids((self.desk.gen(record.uid, record.choice) or "").encode())
         assert len(log) >= record.index, "a record without its token in the log"
         self.states[record.uid, record.choice] = record.index
         return True
