@@ -13,7 +13,7 @@ from tests.helpers.servers import binary_of
 from tests.helpers.stack import Stack
 
 # Tests that compute share the machine with stacks that other tests left running. OpenMP looks once, when
-# torch is imported; the product's own way (`let_threads_sleep`) is left for the product to take.
+# torch is imported; the product's own way (`bound_spinning`) is left for the product to take.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.bus.registry import ModelInfo
 from common.logging import Log
-from common.settings import Settings, let_threads_sleep
+from common.settings import Settings, bound_spinning
 from workers import process
 from workers.checkpoint import Checkpoint, ModelConfig, load_config, locate
 from workers.engine.config import EngineConfig
@@ -65,7 +65,7 @@ class _Builder:
                 vocab_size=self._config.vocab_size,
                 eos_ids=tuple(self._config.eos_ids),
             )
-        let_threads_sleep()
+        bound_spinning()
         # Only here: the null engine runs without torch.
         from workers.engine.loader import build_runner
 
