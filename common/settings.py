@@ -285,8 +285,8 @@ def bound_spinning() -> None:
 
     By default they spin for ever. On a machine without a core to spare that takes the processor from the
     other roles, and from the very thread that is waited for: a step can then take ten times as long. To sleep
-    at once costs a third of a step on a machine that has the cores. OpenMP looks once, when torch is imported;
-    what the environment says already is left as it is.
+    at once costs a third of a step on a machine that has the cores. OpenMP looks once, when torch is
+    imported; what the environment says already is left as it is.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
