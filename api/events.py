@@ -6,6 +6,7 @@ if need be.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,7 +93,7 @@ def stop_reason(entry: OutEntry) -> str | int | None:
     return reason
 
 
-class _Stream:
+class _Stream(ABC):
     """What the streams of both endpoints share. Subclasses write the events of one choice.
 
     An event is put together from bytes made once per stream; only the text is encoded anew.
@@ -147,14 +148,14 @@ class _Stream:
         usage = usage_object(Usage(self._prompt_tokens, sum(self._tokens.values()), 0))
         self._tail = b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
-    def _first(self, choice: int) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _first(self, choice: int) -> bytes: ...
 
-    def _text(self, choice: int, text: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _text(self, choice: int, text: str) -> bytes: ...
 
-    def _finish(self, entry: OutEntry, text: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _finish(self, entry: OutEntry, text: str) -> bytes: ...
 
 
 class ChatStream(_Stream):

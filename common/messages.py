@@ -150,8 +150,8 @@ def parse_records(text: str) -> list[TokRecord]:
     records = []
     for row in text.split("|"):
         parts = row.split(" ")
-        uid, choice, index, token = parts[:4]
-        number = None if token == "-" else int(token)  # noqa: S105 - a token id, not a secret
+        uid, choice, index, word = parts[:4]
+        number = None if word == "-" else int(word)
         if len(parts) == 4:
             records.append(TokRecord(uid, int(choice), int(index), number))
         else:

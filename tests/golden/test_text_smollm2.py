@@ -26,7 +26,7 @@ def encode(text: str) -> list[int]:
 def stream(
     ids: list[int], prompt: list[int] | None = None, finish: str = "length", **params: object
 ) -> list[Delta]:
-    choice = ChoiceDecoder(STREAMS.open(SamplingParams(**params)), prompt or [])  # type: ignore[arg-type]
+    choice = ChoiceDecoder(STREAMS.open(SamplingParams(**params)), prompt or [])
     return [choice.push(at, token, finish if at == len(ids) - 1 else None) for at, token in enumerate(ids)]
 
 

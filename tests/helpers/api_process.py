@@ -39,7 +39,7 @@ class Answer:
         assert set(value["error"]) == {"message", "type", "param", "code"}, value
         assert isinstance(value["error"]["message"], str)
         assert value["error"]["message"]
-        return value["error"]  # type: ignore[no-any-return]
+        return value["error"]
 
     def events(self) -> list[Any]:
         """The events of a stream: parsed, but for the last, which stays `[DONE]`."""

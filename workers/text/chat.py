@@ -22,8 +22,12 @@ from workers.text.source import TextSource
 CPU_SECONDS = 1.0
 #: What `chat_template_kwargs` may not set, because other fields of a request do, or nobody may.
 RESERVED = frozenset(
-    {"messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "continue_final_message"}
-)
+    {
+        "chat_template", "messages", "conversation", "tools", "documents", "tokenize", "return_dict",
+        "return_tensors", "add_generation_prompt", "continue_final_message", "padding", "truncation",
+        "max_length", "return_assistant_tokens_mask", "tokenizer_kwargs", "self",
+    }
+)  # fmt: skip
 #: Put after the text to be continued, to find its end in the rendered text: a Unicode noncharacter. The
 #: space shows whether the template trims what follows a message.
 _END_MARK = "\ufdd2"

@@ -93,12 +93,14 @@ def _tool_calls(calls: Any, param: str) -> list[Any]:
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates iterate over the arguments, JSON text on the wire; text that is no JSON stays."""
+    """Templates iterate over the arguments, JSON text on the wire; text that is no JSON object stays."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
     try:
         arguments = orjson.loads(function["arguments"])
     except orjson.JSONDecodeError:
+        return dict(call)
+    if not isinstance(arguments, dict):
         return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}
