@@ -1,8 +1,6 @@
 """The outermost layer: a request id on every answer, and an answer whatever happens inside. Plain ASGI.
 
-A client's own X-Request-Id is a label that comes back; nothing inside is keyed by it. The layers between here
-and an endpoint each wrap `send`, which a stream would pay for with every piece; so the server's own `send` is
-left in the scope, for a response that has begun to go on with.
+A client's own X-Request-Id is a label that comes back; nothing inside is keyed by it.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from common.logging import Log
 
 log = Log(__name__)
 
-#: Where the scope holds the server's `send`.
-DIRECT = "millstream.send"
 _LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -35,7 +31,6 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[DIRECT] = send
         request_id = _request_id(scope)
         begun = time.perf_counter()
         started = False

@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import http
 import secrets
+import socket
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.errors import RequestTimeoutError, error_object
+from api.wire import WIRE, Wire
 from common.errors import InvalidRequestError, MillstreamError
 
 #: Request line and headers together, beyond what one read from the socket brings.
 MAX_HEAD_BYTES = 64 << 10
 #: From the opening of a connection, or the first byte of a further request, to the end of the headers.
 HEAD_TIMEOUT_S = 20.0
+#: What the kernel may hold for a client that does not read. By itself it would hold megabytes.
+SEND_BUFFER_BYTES = 128 << 10
 
 
 class HeadTooLargeError(InvalidRequestError):
@@ -30,12 +34,15 @@ class HeadTooLargeError(InvalidRequestError):
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
+    blocked: Wire | None = None
     _head_bytes = 0
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        if (connection := transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,6 +65,14 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        # The task that reads it has not begun to run.
+        self.scope[WIRE] = Wire(self, self.cycle)  # type: ignore[literal-required]
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        wire, self.blocked = self.blocked, None
+        if wire is not None and wire.on_drained is not None:
+            wire.on_drained()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(InvalidRequestError(msg))

@@ -6,6 +6,7 @@ Knows nothing of what the entries say, and runs no command of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from api.client import Client, ClientGoneError
@@ -32,6 +33,9 @@ class Home(Protocol):
 
     async def readmit(self, request: Request, deadline: float) -> None:
         """Puts a lost request back. Raises `MillstreamError` when it cannot be."""
+
+    def pause(self, request: Request, *, on: bool) -> None:
+        """Asks the scheduler to pause the request, or to go on with it."""
 
     def closed(self, reply: Reply, *, ended: bool) -> None:
         """Nobody follows the reply any more; it had its terminal entry, or not."""
@@ -79,12 +83,36 @@ class Reply:
                 raise self._failure
             entries = await self._subscription.next(_SILENCE_S)
             if entries:
-                last = entries[-1]  # the accepted entry comes before all text, so the last one tells
-                self._has_text = self._has_text or last.choice >= 0
-                self._ended = bool(last.end)
+                self._note(entries[-1])
                 return entries
             if self._failure is None:
                 await self._look_up()
+
+    async def pour(self, take: Callable[[list[OutEntry]], bool]) -> None:
+        """Hands all further entries to ``take`` the moment they arrive, until it returns True.
+
+        Raises what `next` raises, and what ``take`` does.
+        """
+
+        def noted(entries: list[OutEntry]) -> bool:
+            self._note(entries[-1])
+            return take(entries)
+
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if await self._subscription.pour(noted, _SILENCE_S):
+                return
+            if self._failure is None:
+                await self._look_up()
+
+    def hold(self) -> None:
+        """The reader cannot take more now: the rest stays in Redis until `release`."""
+        self._subscription.hold()
+
+    def release(self) -> None:
+        """Ends `hold`."""
+        self._subscription.release()
 
     def close(self) -> None:
         """Stops following; a request that has not ended is given up. Idempotent."""
@@ -94,6 +122,15 @@ class Reply:
         self._subscription.close()
         self._client.close()
         self._home.closed(self, ended=self._ended)
+
+    def pause(self, *, on: bool) -> None:
+        """Pauses the generation, whose reader is behind, or lets it go on."""
+        self._home.pause(self.request, on=on)
+
+    def _note(self, last: OutEntry) -> None:
+        # The accepted entry comes before all text, so the last one tells.
+        self._has_text = self._has_text or last.choice >= 0
+        self._ended = bool(last.end)
 
     async def _look_up(self) -> None:
         """Puts the request back if Redis has lost it, unless a part of its text has been sent (B11)."""

@@ -1,7 +1,7 @@
 """Server-sent events: their framing and the response that sends them.
 
-This is the hot path. One `data:` line per event, several events per ASGI message when they arrived together;
-Starlette's StreamingResponse would add a task group and two tasks to every stream.
+This is the hot path: events are made and written the moment their entry arrives, without waking a task. One
+`data:` line per event, several events per chunk when they arrived together.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.client import ClientGoneError
-from api.middleware import DIRECT
+from api.pace import Pace, SlowReaderError
 from api.replies import Reply
+from api.wire import WIRE, Wire
 from common.errors import DeadlineError, MillstreamError
 from common.logging import Log
 from common.messages import OutEntry
@@ -52,49 +53,66 @@ class Events(Protocol):
 
 
 class EventStream(Response):
-    """The response of a request whose reply has begun; ``entries`` have been read from it already."""
+    """The response of a request whose reply has begun; ``entries`` have been read from it already.
 
-    def __init__(self, reply: Reply, events: Events, entries: list[OutEntry]) -> None:
+    A reader that stays behind for ``patience_s`` is cut off.
+    """
+
+    def __init__(self, reply: Reply, events: Events, entries: list[OutEntry], *, patience_s: float) -> None:
         super().__init__()
         self._reply = reply
         self._events = events
         self._entries = entries
+        self._patience_s = patience_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the reply ends, fails, or nobody listens any more."""
         del receive  # the reply's `Client` is the one that receives
+        wire: Wire = scope[WIRE]
+        pace = Pace(self._reply, limit_s=self._patience_s, cut=wire.abort)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            direct: Send = scope[DIRECT]
-            last = await self._follow(direct)
+            last = await self._follow(wire, pace)
             async with asyncio.timeout(_LAST_SEND_S):
-                await direct({"type": "http.response.body", "body": last})
+                await send({"type": "http.response.body", "body": last})
         except ClientGoneError:
             pass
+        except SlowReaderError:
+            log.info("a reader stayed behind and was cut off", uid=self._reply.uid)
         except TimeoutError:
             log.info("a reader took nothing until its deadline", uid=self._reply.uid)
+            wire.abort()
         finally:
+            wire.on_drained = None
+            pace.close()
             self._reply.close()
 
-    async def _follow(self, send: Send) -> bytes:
+    async def _follow(self, wire: Wire, pace: Pace) -> bytes:
         """Sends all but the last events, which it returns: they go out together with the end."""
-        push, entries = self._events.push, self._entries
+        events, last = self._events, b""
+
+        def take(entries: list[OutEntry]) -> bool:
+            nonlocal last
+            body = b"".join([events.push(entry) for entry in entries])
+            if events.done:
+                last = body
+            elif body and not wire.write(body):
+                pace.behind()
+            return events.done
+
+        wire.on_drained = pace.caught_up
         try:
             async with asyncio.timeout_at(self._reply.deadline):
-                while True:
-                    body = b"".join([push(entry) for entry in entries])
-                    if self._events.done:
-                        return body
-                    if body:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                    entries = await self._reply.next()
-        except ClientGoneError:
+                if not take(self._entries):
+                    await self._reply.pour(take)
+        except (ClientGoneError, SlowReaderError):
             raise
         except TimeoutError:
-            return self._events.failure(DeadlineError())
+            return events.failure(DeadlineError())
         except MillstreamError as error:
             log.warning("a stream was cut off", uid=self._reply.uid, reason=error.message)
-            return self._events.failure(error)
+            return events.failure(error)
         except Exception:
             log.exception("a stream failed", uid=self._reply.uid)
-            return self._events.failure(MillstreamError())
+            return events.failure(MillstreamError())
+        return last

@@ -152,11 +152,21 @@ class _Home:
         if admission.code == "FULL":
             raise QueueFullError(retry_after=self._service.rate.retry_after(admission.waiting))
 
+    def pause(self, request: Request, *, on: bool) -> None:
+        self._service.later(_pause(self._service, request, on=on))
+
     def closed(self, reply: Reply, *, ended: bool) -> None:
         self._service.live.discard(reply)
         self._service.rate.finished()
         if not ended:
             self._service.later(cancel(self._service, reply.request))
+
+
+async def _pause(service: Service, request: Request, *, on: bool) -> None:
+    try:
+        await service.bus.run(handoffs.pause(service.keys, request.uid, on=on))
+    except MillstreamError as error:
+        log.warning("could not pause or resume", uid=request.uid, error=error.message)
 
 
 async def cancel(service: Service, request: Request) -> None:

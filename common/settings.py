@@ -147,6 +147,9 @@ class Settings:
     queue_timeout: float = _setting(
         60.0, seconds(0.1), _ALL, "Seconds a request may wait for a scheduler; then 503."
     )
+    slow_reader_timeout: float = _setting(
+        60.0, seconds(0.1), _HTTP, "Seconds a stream's reader may stay behind; then its connection is cut."
+    )
     reply_ttl: float = _setting(300.0, seconds(1.0), _ALL, "Seconds a finished reply stays readable.")
     deadline_grace: float = _setting(60.0, seconds(1.0), _ALL, "Seconds keys outlive their deadline.")
     lease_ms: int = _setting(

@@ -65,7 +65,8 @@ async def generate(http: HttpRequest, service: Service, ask: Ask, kind: Kind) ->
     """The answer to a generation request: a stream or one body."""
     reply, entries = await admit(http, service, ask, kind)
     if reply.request.reply["stream"]:
-        return EventStream(reply, _STREAMS[kind](reply.request), entries)
+        patience_s = service.settings.slow_reader_timeout
+        return EventStream(reply, _STREAMS[kind](reply.request), entries, patience_s=patience_s)
     try:
         async with asyncio.timeout_at(reply.deadline):
             body = await _collect(reply, entries)
@@ -78,11 +79,15 @@ async def generate(http: HttpRequest, service: Service, ask: Ask, kind: Kind) ->
 
 async def _collect(reply: Reply, entries: list[OutEntry]) -> bytes:
     answer, restarts = Answer(reply.request), reply.restarts
-    while True:
+
+    def take(entries: list[OutEntry]) -> bool:
+        nonlocal answer, restarts
         if reply.restarts != restarts:
             answer, restarts = Answer(reply.request), reply.restarts
         for entry in entries:
             answer.push(entry)
-        if answer.done:
-            return answer.body()
-        entries = await reply.next()
+        return answer.done
+
+    if not take(entries):
+        await reply.pour(take)
+    return answer.body()

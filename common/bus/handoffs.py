@@ -394,6 +394,11 @@ def cancel(keys: Keys, uid: str, *, model: str, cls: str, ttl_ms: int, error: st
     )
 
 
+def pause(keys: Keys, uid: str, *, on: bool) -> Call[bool]:
+    """PAUSE, by the API: whether the request is flagged to be paused by its scheduler now."""
+    return Call("pause", (keys.req(uid), keys.pause(partition_of(uid))), (uid, int(on)), bool)
+
+
 def expire(keys: Keys, uid: str, *, model: str, cls: str, owner: str, ttl_ms: int, lost_ms: int) -> Call[str]:
     """EXPIRE, by every sweep, for an overdue member of `inflight`; ``owner`` is empty when none is known."""
     names = (*_request_keys(keys, uid, model, cls), keys.lease(partition_of(uid), owner or "-"))

@@ -1,7 +1,7 @@
 """Following reply streams: one blocking XREAD per partition over all live requests of this process.
 
-A subscriber that does not keep up is left out of the XREAD (its entries stay in Redis) until it has drained
-its buffer, so memory here is bounded per request whatever the reader's speed.
+A subscriber that does not keep up is left out of the XREAD (its entries stay in Redis) until it can take
+more, so memory here is bounded per request whatever the reader's speed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -28,18 +29,27 @@ _CANCEL_AGAIN_S = 0.05
 
 
 class Subscription:
-    """The entries of one request's reply stream, in order, from just after ``after``."""
+    """The entries of one request's reply stream, in order, from just after ``after``.
+
+    They are fetched with `next`, or poured into a function; what comes while neither waits is buffered.
+    """
 
     def __init__(self, partition: _PartitionReader, uid: str, after: str) -> None:
         self.uid = uid
-        self.after = after
-        #: Left out of the reads until the buffer has been taken.
+        self.key = partition.key_of(uid)
+        #: The key, and the id of the last entry that came, as the protocol writes them.
+        self.named = _bulk(self.key)
+        self.place = _bulk(after.encode())
+        self.after = after.encode()
+        #: Left out of the reads: the buffer is full, or whoever takes the entries cannot take more now.
         self.full = False
+        self._held = False
         self._partition = partition
         self._entries: list[OutEntry] = []
+        self._take: Callable[[list[OutEntry]], bool] | None = None
         # Asked for once: Python 3.11 makes a system call to find it.
         self._event_loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = True
         self._woken = False
@@ -48,34 +58,44 @@ class Subscription:
         """Everything that has arrived, waiting for at least one entry.
 
         Empty after a silence of one to two times ``timeout_s``: one timer for the whole life costs a third of
-        a timeout around every wait, and this is the hot path.
+        a timeout around every wait.
         """
         if not self._entries and not self._woken:
-            if self._timer is None:
-                self._timer = self._event_loop.call_later(timeout_s, self._tick, timeout_s)
-            self._waiter = self._event_loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait(timeout_s)
         self._woken = False
-        entries, self._entries = self._entries, []
-        if self.full:
-            self.full = False
-            self._partition.ring()
-        return entries
+        return self._buffered()
+
+    async def pour(self, take: Callable[[list[OutEntry]], bool], timeout_s: float) -> bool:
+        """Hands entries to ``take`` the moment they arrive, until it returns True; then returns True.
+
+        False after a silence as in `next`, or when woken; pour again then. Raises what ``take`` raises. This
+        is the hot path: no task wakes up for an entry.
+        """
+        if self._entries and take(self._buffered()):
+            return True
+        if self._woken:
+            self._woken = False
+            return False
+        self._take = take
+        try:
+            return await self._wait(timeout_s)
+        finally:
+            self._take = None
+            self._woken = False
+
+    def hold(self) -> None:
+        """Leaves the stream out of the reads until `release`: its entries stay in Redis."""
+        self._held = self.full = True
+
+    def release(self) -> None:
+        """Ends `hold`."""
+        self._held = False
+        self._hungry()
 
     def wake(self) -> None:
-        """Lets a waiting `next`, or the one to come, return with what there is."""
+        """Lets a waiting `next` or `pour`, or the one to come, return with what there is."""
         self._woken = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _tick(self, every_s: float) -> None:
-        if self._quiet:
-            self.wake()
-        self._quiet = True
-        self._timer = self._event_loop.call_later(every_s, self._tick, every_s)
+        self._answer(done=False)
 
     def close(self) -> None:
         """Stops following; idempotent."""
@@ -84,12 +104,55 @@ class Subscription:
             self._timer.cancel()
             self._timer = None
 
-    def feed(self, entries: list[OutEntry]) -> None:
-        self._entries += entries
-        self.full = len(self._entries) >= BUFFER
-        self.after = entries[-1].id
+    def feed(self, entries: list[OutEntry], last: bytes) -> None:
+        """Called by the read loop; ``last`` is the raw id of the last entry."""
+        self.after = last
+        self.place = _bulk(last)
         self._quiet = False
-        self.wake()
+        if self._take is None:
+            self._entries += entries
+            self.full = self._held or len(self._entries) >= BUFFER
+            self._answer(done=False)
+            return
+        try:
+            done = self._take(entries)
+        except Exception as error:
+            self._take = None
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+        else:
+            if done:
+                self._take = None
+                self._answer(done=True)
+
+    def _answer(self, *, done: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(done)
+
+    async def _wait(self, timeout_s: float) -> bool:
+        if self._timer is None:
+            self._timer = self._event_loop.call_later(timeout_s, self._tick, timeout_s)
+        self._waiter = self._event_loop.create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _buffered(self) -> list[OutEntry]:
+        entries, self._entries = self._entries, []
+        self._hungry()
+        return entries
+
+    def _hungry(self) -> None:
+        if self.full and not self._held:
+            self.full = False
+            self._partition.ring()
+
+    def _tick(self, every_s: float) -> None:
+        if self._quiet:
+            self.wake()
+        self._quiet = True
+        self._timer = self._event_loop.call_later(every_s, self._tick, every_s)
 
 
 class Replies:
@@ -161,17 +224,19 @@ class _PartitionReader:
 
     def subscribe(self, uid: str, after: str) -> Subscription:
         subscription = Subscription(self, uid, after)
-        self.subscriptions.setdefault(self._keys.out(uid).encode(), []).append(subscription)
+        self.subscriptions.setdefault(subscription.key, []).append(subscription)
         self.ring()
         return subscription
 
+    def key_of(self, uid: str) -> bytes:
+        return self._keys.out(uid).encode()
+
     def forget(self, subscription: Subscription) -> None:
-        key = self._keys.out(subscription.uid).encode()
-        known = self.subscriptions.get(key, [])
+        known = self.subscriptions.get(subscription.key, [])
         if subscription in known:
             known.remove(subscription)
         if not known:
-            self.subscriptions.pop(key, None)
+            self.subscriptions.pop(subscription.key, None)
 
     def ring(self) -> None:
         """The list of what to read has changed."""
@@ -200,38 +265,35 @@ class _PartitionReader:
     async def _read_once(self, connection: Any) -> None:
         """One XREAD. A stream with several readers is named once, from where the last of them is."""
         self._reading_version = self._version
-        wanted = {
-            key: hungry
-            for key, subs in self.subscriptions.items()
-            if (hungry := [sub for sub in subs if not sub.full])
-        }
-        if not wanted:
+        # Who is asked for now, since others may come while the read is on its way.
+        asked: dict[bytes, list[Subscription]] = {}
+        names, places = [], []
+        for key, subs in self.subscriptions.items():
+            hungry = [sub for sub in subs if not sub.full]
+            if hungry:
+                asked[key] = hungry
+                names.append(hungry[0].named)
+                places.append(_first_place(hungry))
+        if not names:
             self._bell.clear()
             if self._reading_version == self._version:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_IDLE_WAIT_S):
                         await self._bell.wait()
             return
-        places = [_first_after(subs).encode() for subs in wanted.values()]
         async with asyncio.timeout(client.READ_TIMEOUT_S):
-            await connection.send_packed_command(
-                _packed(
-                    b"XREAD", b"COUNT", b"%d" % _COUNT, b"BLOCK", b"%d" % client.BLOCK_MS, b"STREAMS",
-                    *wanted, *places,
-                ),
-                check_health=False,
-            )  # fmt: skip
+            await connection.send_packed_command(_xread(names, places), check_health=False)
             reply = await connection.read_response()
         for key, entries in reply or ():
             parsed = [_parsed(key, *entry) for entry in entries]
-            subs = wanted[key]
+            subs = asked[key]
             if len(subs) == 1:
-                subs[0].feed(parsed)
+                subs[0].feed(parsed, entries[-1][0])
                 continue
             for sub in subs:
-                after = _order(sub.after)
+                after = _order(sub.after.decode())
                 if fresh := [entry for entry in parsed if _order(entry.id) > after]:
-                    sub.feed(fresh)
+                    sub.feed(fresh, entries[-1][0])
 
     async def _unblock_loop(self) -> None:
         while not self._stopping:
@@ -249,18 +311,24 @@ class _PartitionReader:
                 pause = min(pause * 2, 0.05)
 
 
-def _packed(*arguments: bytes) -> bytes:
-    """A command as the protocol writes it.
+def _bulk(text: bytes) -> bytes:
+    """A string as the protocol writes it.
 
-    Packed here, since it is sent for every step of every engine and redis-py takes three times as long.
+    Packed here, since names and places go out for every step of every engine and redis-py takes three times
+    as long.
     """
-    bulks = [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
-    return b"*%d\r\n%b" % (len(arguments), b"".join(bulks))
+    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def _first_after(subs: list[Subscription]) -> str:
+def _xread(names: list[bytes], places: list[bytes]) -> bytes:
+    words = (b"XREAD", b"COUNT", b"%d" % _COUNT, b"BLOCK", b"%d" % client.BLOCK_MS, b"STREAMS")
+    head = b"*%d\r\n" % (len(words) + len(names) + len(places))
+    return b"".join([head, *map(_bulk, words), *names, *places])
+
+
+def _first_place(subs: list[Subscription]) -> bytes:
     """Where the reader that is furthest behind is."""
-    return subs[0].after if len(subs) == 1 else min((sub.after for sub in subs), key=_order)
+    return subs[0].place if len(subs) == 1 else min(subs, key=lambda sub: _order(sub.after.decode())).place
 
 
 def _parsed(key: bytes, entry_id: bytes, fields: list[bytes]) -> OutEntry:
