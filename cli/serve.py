@@ -47,7 +47,7 @@ def run(settings: Settings) -> int:
     with _listen(settings) as listener:
         embedded = None if settings.redis_url else _start_redis(settings)
         try:
-            redis_url = embedded.url if embedded else settings.redis_url
+            redis_url = embedded.socket_url if embedded else settings.redis_url
             _check_redis(redis_url, settings)
             children = replace(settings, redis_url=redis_url, listen_fd=listener.fileno())
             with closing(_Obituaries(children)) as obituaries:

@@ -117,7 +117,7 @@ def parse_prompts(text: bytes) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(parse_ids(prompt)) for prompt in text.split(b";")) if text else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per token, and freezing costs four times
 class TokRecord:
     """One row of an engine step in `tok`: a token, an end, or both. Text: ``uid choice index token[ end]``.
 
@@ -177,7 +177,9 @@ class OutEntry:
     accepted (``accepted``), text of a choice (``choice`` >= 0; with ``finish`` its last), an answer of
     /tokenize or /detokenize (``answer``), and the one terminal entry (``end`` is done or error), which
     may also be the last text. ``n`` counts the choice's tokens covered so far, ``at`` is the offset of
-    ``text`` in the choice's text, in code points. ``stop`` is JSON: the stop string or token id that hit.
+    ``text`` in the choice's text, in code points; the entry's field ``at`` has all three numbers, since every
+    field of an entry costs Redis and its readers as much as a number. ``stop`` is JSON: the stop string or
+    token id that hit.
     """
 
     id: str
@@ -196,20 +198,22 @@ class OutEntry:
     param: str = ""
 
 
-_NUMBERS = frozenset({b"choice", b"n", b"at", b"accepted"})
 _TEXTS = frozenset({b"text", b"finish", b"stop", b"answer", b"end", b"error", b"message", b"param"})
 
 
 def parse_out(entry_id: bytes, fields: Sequence[bytes]) -> OutEntry:
     """An entry from the flat field list of XREAD or XRANGE."""
-    if len(fields) == 8 and fields[0] == b"choice":  # the plain delta, by far the most common
-        return OutEntry(entry_id.decode(), int(fields[1]), int(fields[3]), int(fields[5]), fields[7].decode())
+    if len(fields) == 4 and fields[0] == b"at":  # the plain delta, by far the most common
+        choice, n, at = fields[1].split()
+        return OutEntry(entry_id.decode(), int(choice), int(n), int(at), fields[3].decode())
     entry = OutEntry(entry_id.decode())
     for name, value in zip(fields[::2], fields[1::2], strict=True):
-        if name in _NUMBERS:
-            setattr(entry, name.decode(), int(value))
-        elif name in _TEXTS:
+        if name in _TEXTS:
             setattr(entry, name.decode(), value.decode())
+        elif name == b"at":
+            entry.choice, entry.n, entry.at = map(int, value.split())
+        elif name == b"accepted":
+            entry.accepted = int(value)
         elif name == b"usage":
             entry.usage = Usage(*map(int, value.split(b" ")[:3]))
     return entry

@@ -195,7 +195,7 @@ def drop(
     return Call("drop", names, (group, entry, uid, choice), int)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per token, and freezing costs four times
 class EmitRow:
     """One row of a step: ``piece`` is what its token log grows by; ``record`` its line in `tok`.
 
@@ -258,7 +258,8 @@ def emit(keys: Keys, partition: int, worker: str, seq: int, step: Step) -> Call[
         keys.pause(partition),
         keys.dead(partition),
     ]
-    names += [keys.gen(row.uid, row.choice) for row in step.rows]
+    home = keys.base(partition)  # and not `Keys.gen`, which looks for it in every uid
+    names += [f"{home}gen:{row.uid}:{row.choice}" for row in step.rows]
     names += [keys.req(uid) for uid, _, _ in step.cached]
     records = "|".join([row.record for row in step.rows])
     args: list[str | int | bytes] = [
@@ -290,7 +291,7 @@ def _members(reply: Any) -> frozenset[str]:
     return frozenset(member.decode("utf-8", "replace") for member in reply)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per token, and freezing costs four times
 class Text:
     """A plain delta of one choice."""
 
@@ -345,12 +346,13 @@ def pub(
 ) -> Call[Published]:
     """PUB, by the detokenizer that owns the partition: texts, ends and its new offset, atomically."""
     names = [keys.detok_lease(partition), keys.tok(partition), keys.cancel(partition), keys.pause(partition)]
-    names += [keys.out(text.uid) for text in texts]
+    home = keys.base(partition)  # and not `Keys.out`, which looks for it in every uid
+    names += [f"{home}out:{text.uid}" for text in texts]
     args: list[str | int | bytes] = [
         epoch, group, expected, offset, entries, ttl_ms, len(texts), len(finished)
     ]  # fmt: skip
     for text in texts:
-        args += (text.choice, text.n, text.at, text.text)
+        args += (f"{text.choice} {text.n} {text.at}", text.text)
     for end in finished:
         names += (
             keys.out(end.uid),

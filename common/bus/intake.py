@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 
 from common.bus.client import Bus
 from common.bus.keys import Keys
@@ -43,12 +42,12 @@ class Intake:
         }
         self._watches = {p: PeerWatch(bus, keys, p, group, me=worker, lease_ms=lease_ms) for p in streams}
         self._levels = max(map(len, streams.values()))
-        self._news = [True] * len(streams)
+        #: Streams that may have entries.
+        self._news = {stream for some in streams.values() for stream in some}
         self._next_poll = self._next_stranded = self._next_scan = 0.0
         self._first = 0
         self._bells = [
-            Bell(bus.url, some, partial(self._ring, p), name=f"{worker}-bell-{p}")
-            for p, some in streams.items()
+            Bell(bus.url, some, self._ring, name=f"{worker}-bell-{p}") for p, some in streams.items()
         ]
 
     def start(self) -> None:
@@ -63,8 +62,8 @@ class Intake:
         for bell in self._bells:
             bell.stop()
 
-    def _ring(self, partition: int) -> None:
-        self._news[partition] = True
+    def _ring(self, stream: str) -> None:
+        self._news.add(stream)
         self._wake.set()
 
     def fresh(self, room: int) -> list[Entry]:
@@ -72,19 +71,20 @@ class Intake:
         now = self._clock()
         if now >= self._next_poll:
             self._next_poll = now + POLL_S
-            self._news = [True] * len(self._news)
-        partitions = len(self._news)
-        ringing = [p for i in range(partitions) if self._news[p := (self._first + i) % partitions]]
+            self._news.update(reader.stream for some in self._readers.values() for reader in some)
+        partitions = len(self._readers)
+        order = [(self._first + i) % partitions for i in range(partitions)]
         self._first = (self._first + 1) % partitions
-        for partition in ringing:  # cleared before the read: what comes in meanwhile rings again
-            self._news[partition] = False
         entries: list[Entry] = []
         for level in range(self._levels):
-            for partition in ringing:
-                asked = room - len(entries)
-                got = self._readers[partition][level].read(asked) if asked > 0 else []
+            for partition in order:
+                reader, asked = self._readers[partition][level], room - len(entries)
+                if asked <= 0 or reader.stream not in self._news:
+                    continue
+                self._news.discard(reader.stream)  # before the read: what comes in meanwhile rings again
+                got = reader.read(asked)
                 if len(got) >= asked:
-                    self._news[partition] = True  # there may be more
+                    self._news.add(reader.stream)  # there may be more
                 entries += got
         return entries
 

@@ -118,12 +118,12 @@ class GroupReader:
 
 
 class Bell:
-    """Rings when any of some streams of one partition gets an entry: a plain blocking XREAD in a thread.
+    """Rings for each of some streams of one partition that gets an entry: a plain blocking XREAD in a thread.
 
     It consumes nothing, so a worker can sleep on it whatever it has room for, and decide then what to read.
     """
 
-    def __init__(self, url: str, streams: Collection[str], ring: Callable[[], None], *, name: str) -> None:
+    def __init__(self, url: str, streams: Collection[str], ring: Callable[[str], None], *, name: str) -> None:
         self._url = url
         self._last = dict.fromkeys(streams, "")
         self._ring = ring
@@ -154,11 +154,10 @@ class Bell:
             if not last:
                 newest = bus.do("XREVRANGE", stream, "+", "-", "COUNT", 1)
                 self._last[stream] = newest[0][0].decode() if newest else "0-0"
-                self._ring()
+                self._ring(stream)
         reply = bus.do(
             "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", *self._last, *self._last.values()
         )
         for stream, entries in reply or ():
             self._last[stream.decode()] = entries[-1][0].decode()
-        if reply:
-            self._ring()
+            self._ring(stream.decode())

@@ -36,7 +36,7 @@ async def _following(url: str, partitions: int = 2) -> AsyncIterator[Replies]:
 
 def _write(desk: Desk, uid: str, first: int, count: int = 1) -> None:
     for n in range(first, first + count):
-        fields = ("choice", 0, "n", n, "at", 0, "text", f"<{n}>")
+        fields = ("at", f"0 {n} 0", "text", f"<{n}>")
         desk.bus.do("XADD", KEYS.out(uid), "*", *fields)
 
 
@@ -198,7 +198,7 @@ def test_an_entry_written_by_hand_keeps_nobody_from_a_reply(server: EmbeddedRedi
         broken, whole = new_uid(0), new_uid(0)
         async with _following(server.url) as following:
             subs = [following.subscribe(broken), following.subscribe(whole)]
-            for fields in (("choice", "x"), ("usage", "1"), ("text", b"\xff"), ("choice", "1", "n", "1")):
+            for fields in (("at", "x"), ("usage", "1"), ("text", b"\xff"), ("at", "1 1 0")):
                 await asyncio.to_thread(desk.bus.do, "XADD", KEYS.out(broken), "*", *fields)
             await asyncio.to_thread(_write, desk, broken, 9)
             await asyncio.to_thread(_write, desk, whole, 1)

@@ -148,7 +148,7 @@ def test_a_pending_entry_that_was_deleted_is_let_go(bus: Bus) -> None:
 @pytest.fixture
 def bell(server: EmbeddedRedis, bus: Bus) -> Iterator[tuple[Bell, threading.Event]]:
     rung = threading.Event()
-    ringing = Bell(server.url, [STREAM, "{0}other"], rung.set, name="bell")
+    ringing = Bell(server.url, [STREAM, "{0}other"], lambda _: rung.set(), name="bell")
     ringing.start()
     assert rung.wait(5), "it rings once at the start: something may be waiting"
     rung.clear()

@@ -2,7 +2,7 @@
 -- KEYS detok lease, tok, cancel, pause, then out per delta,
 --      then (out, req, inflight, bytes) and its gens per finish
 -- ARGV epoch, group, expected offset, new offset, entries read, ttl_ms, deltas, finishes,
---      then (choice, n, at, text) per delta,
+--      then ('choice n at', text) per delta,
 --      then (uid, gens, choice, n, at, text, finish, stop, halt, error, message, param) per finish
 --      finish '' with an error ends the whole request, unless this choice has finished before;
 --      halt '1' asks the engine to stop this choice.
@@ -25,7 +25,7 @@ if not stored then return redis.error_reply('NOGROUP No such consumer group') en
 if stored ~= ARGV[3] then return {'MOVED', stored} end
 local deltas, finishes, ttl = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[6]
 check('SCARD', KEYS[3], KEYS[4])
-local k, a = 4 + deltas, 8 + 4 * deltas
+local k, a = 4 + deltas, 8 + 2 * deltas
 for _ = 1, finishes do
   check('XLEN', KEYS[k + 1])
   check('HLEN', KEYS[k + 2], KEYS[k + 4])
@@ -36,9 +36,8 @@ redis.call('XGROUP', 'SETID', KEYS[2], ARGV[2], ARGV[4], 'ENTRIESREAD', (read or
 k, a = 4 + deltas, 8
 for i = 1, deltas do
   -- pcall: a reply that somebody broke loses its own text, and does not hold up the others.
-  redis.pcall('XADD', KEYS[4 + i], 'NOMKSTREAM', '*', 'choice', ARGV[a + 1], 'n', ARGV[a + 2],
-    'at', ARGV[a + 3], 'text', ARGV[a + 4])
-  a = a + 4
+  redis.pcall('XADD', KEYS[4 + i], 'NOMKSTREAM', '*', 'at', ARGV[a + 1], 'text', ARGV[a + 2])
+  a = a + 2
 end
 for _ = 1, finishes do
   local out, req = KEYS[k + 1], KEYS[k + 2]
@@ -46,13 +45,13 @@ for _ = 1, finishes do
   local finish, err = ARGV[a + 7], ARGV[a + 10]
   local state = redis.call('HMGET', req, 'choices', 'terminal', 'work', 'finish:' .. choice)
   if state[1] and not state[2] and not state[4] and redis.call('EXISTS', out) == 1 then
-    local fields = {'choice', choice, 'n', n, 'at', ARGV[a + 5], 'text', ARGV[a + 6]}
+    local fields = {'at', choice .. ' ' .. n .. ' ' .. ARGV[a + 5], 'text', ARGV[a + 6]}
     local done = 0
     if finish ~= '' then
       redis.call('HSET', req, 'finish:' .. choice, finish)
       done = redis.call('HINCRBY', req, 'done', 1)
       redis.call('HINCRBY', req, 'completion_tokens', n)
-      fields[9], fields[10], fields[11], fields[12] = 'finish', finish, 'stop', ARGV[a + 8]
+      fields[5], fields[6], fields[7], fields[8] = 'finish', finish, 'stop', ARGV[a + 8]
       if ARGV[a + 9] == '1' and redis.call('HEXISTS', req, 'ended:' .. choice) == 0 then
         redis.call('SADD', KEYS[3], uid .. '/' .. choice)
       end
