@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 import time
@@ -20,6 +19,7 @@ from api.app import create_app
 from api.protocol import Protocol
 from api.service import Phase, Service
 from api.upkeep import Upkeep
+from common import collector
 from common.bus.client import AsyncBus
 from common.bus.keys import Keys
 from common.bus.registry import Registry
@@ -40,8 +40,6 @@ _LINGER_S = 0.5
 #: Time for the last words of the streams that are cut off at the end of the grace.
 _LAST_WORDS_S = 1.0
 _TICK_S = 0.05
-#: Requests leave few cycles behind; Python's own thresholds spend a tenth of the time on looking for them.
-_GC_THRESHOLDS = (20_000, 20, 50)
 
 
 def run(settings: Settings) -> int:
@@ -81,10 +79,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     await registry.start()
     await upkeep.start()
     replies.start()
-    # What exists by now lives as long as the process: collections need not look at it again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    collector.settle()
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port)
     try:

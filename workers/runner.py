@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
+from common import collector
 from common.bus.client import FencedError
 from common.bus.leases import Lease, Progress
 from common.errors import MillstreamError
@@ -68,6 +69,7 @@ class Runner:
         try:
             self._lease.open()
             self._worker.startup()
+            collector.settle()
             self._on_signals(self._stop)
             self._lease.announce()
             self._loop()

@@ -1,6 +1,6 @@
 """Connections to Redis, of three kinds (B7), and the one place that names redis-py's exceptions.
 
-- commands: short, idempotent scripts over a bounded pool, retried;
+- commands: short, idempotent scripts, bounded in number and time, retried;
 - blocking reads: a connection of their own, never retried by itself (a retry would strand entries);
 - leases: a small client with short timeouts, used from a thread of its own.
 Replies are bytes.
@@ -20,10 +20,11 @@ import hiredis
 import redis
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.connection import ConnectionInterface
 from redis.retry import Retry
 
+from common.bus.pipeline import Pipeline
 from common.bus.scripts import Call, sha_of, source_of
 from common.errors import MillstreamError, UnavailableError
 
@@ -34,7 +35,8 @@ BLOCK_MS = 2000
 #: Longest wait for the reply to a blocking read; a connection that stays silent longer is broken.
 READ_TIMEOUT_S = BLOCK_MS / 1000 + 5
 _COMMAND_TIMEOUT_S = 5.0
-_POOL_WAIT_S = 5.0
+#: Commands of one `AsyncBus` without an answer; more wait for their turn.
+_MOST_UNDER_WAY = 256
 #: Errors that say "not now": it fails over, cannot save, or runs a script that hangs. redis-py has classes
 #: for some, and cuts the code off their text.
 _AWAY = (
@@ -130,15 +132,13 @@ class Bus:
 
     def _execute(self, *command: Any) -> Any:
         """Sends a command until it is answered, at most 1 + retries times."""
-        backoff = _BACKOFF_S
-        for left in range(self._retries, -1, -1):
+        for pause in _pauses(self._retries):
             try:
                 return _ask(self._connection(), command)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
-                if not left:
+                if pause is None:
                     raise
-            time.sleep(backoff * (0.5 + random.random() / 2))
-            backoff = min(2 * backoff, _BACKOFF_CAP_S)
+            time.sleep(pause)
         raise AssertionError("unreachable")
 
     def _connection(self) -> ConnectionInterface:
@@ -192,46 +192,50 @@ class BlockingBus:
 class AsyncBus:
     """Asynchronous commands: what API processes write and read with."""
 
-    def __init__(self, url: str, *, name: str, connections: int = 32) -> None:
+    def __init__(self, url: str, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> None:
         self.url = url
-        pool = aioredis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=_POOL_WAIT_S,
-            socket_timeout=_COMMAND_TIMEOUT_S,
-            retry=AsyncRetry(ExponentialWithJitterBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_S), _RETRIES),
-            **_options(name),
+        self._pipeline = Pipeline(
+            lambda: blocking_connection(url, name=name), timeout_s=timeout_s, most=_MOST_UNDER_WAY
         )
-        self.redis: aioredis.Redis = aioredis.Redis(connection_pool=pool)
-        self.redis.response_callbacks.clear()  # raw replies, the same for both clients
 
     async def run(self, call: Call[T]) -> T:
-        """`Bus.run`, never cut short by the caller's cancellation.
-
-        A command cancelled in flight would cost its connection, and its hand-off is to be finished anyway.
-        """
-        return await asyncio.shield(self._run(call))
-
-    async def _run(self, call: Call[T]) -> T:
+        """`Bus.run`."""
+        args = (len(call.keys), *call.keys, *call.args)
         with mapped():
-            args = (len(call.keys), *call.keys, *call.args)
             try:
-                reply = await self.redis.execute_command("EVALSHA", sha_of(call.script), *args)
+                reply = await self._execute("EVALSHA", sha_of(call.script), *args)
             except redis.exceptions.NoScriptError:
-                reply = await self.redis.execute_command("EVAL", source_of(call.script), *args)
+                reply = await self._execute("EVAL", source_of(call.script), *args)
         return call.parse(reply)
 
     async def do(self, *command: Any) -> Any:
-        """`Bus.do`, likewise shielded."""
-        return await asyncio.shield(self._do(*command))
-
-    async def _do(self, *command: Any) -> Any:
+        """`Bus.do`."""
         with mapped():
-            return await self.redis.execute_command(*command)
+            return await self._execute(*command)
 
     async def close(self) -> None:
-        await self.redis.aclose()
-        await self.redis.connection_pool.disconnect()
+        await self._pipeline.close()
+
+    async def _execute(self, *command: Any) -> Any:
+        """Sends a command until it is answered, at most 1 + retries times."""
+        packed = hiredis.pack_command(command)
+        for pause in _pauses(_RETRIES):
+            try:
+                return await self._pipeline.ask(packed)
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _pauses(retries: int) -> Iterator[float | None]:
+    """What to wait between tries; None after the last one."""
+    backoff = _BACKOFF_S
+    for _ in range(retries):
+        yield backoff * (0.5 + random.random() / 2)
+        backoff = min(2 * backoff, _BACKOFF_CAP_S)
+    yield None
 
 
 def blocking_connection(url: str, *, name: str) -> aioredis.Connection:

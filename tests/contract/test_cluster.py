@@ -107,9 +107,7 @@ def test_a_whole_life(bus: Bus, partition: int) -> None:
 def test_readers_stay_within_a_slot(cluster: EmbeddedRedis, bus: Bus) -> None:
     desks = [Desk(bus, partition=p) for p in range(PARTITIONS)]
     rings: list[str] = []
-    bells = [
-        Bell(cluster.url, [desk.work_in, desk.sched], rings.append, name="bell") for desk in desks
-    ]
+    bells = [Bell(cluster.url, [desk.work_in, desk.sched], rings.append, name="bell") for desk in desks]
     streams = {stream for desk in desks for stream in (desk.work_in, desk.sched)}
     for bell in bells:
         bell.start()

@@ -66,11 +66,13 @@ local function end_work(k, uid, choice, entry, reason)
   end
 end
 
-check('XLEN', KEYS[2], KEYS[5])
-check('SCARD', KEYS[3], KEYS[4])
+-- Read before anything is written, which also shows that these keys are of the right type.
+local backlog = redis.call('XLEN', KEYS[2])
+local cancelled, paused = redis.call('SMEMBERS', KEYS[3]), redis.call('SMEMBERS', KEYS[4])
 if seq == stored + 1 then
   local first_end = 5 + rows + notes
   for i = 1, notes do check('HLEN', KEYS[5 + rows + i]) end
+  if ended > 0 then check('XLEN', KEYS[5]) end
   for i = 0, ended - 1 do
     local k = first_end + 4 * i
     check('HLEN', KEYS[k + 1], KEYS[k + 4])
@@ -85,7 +87,10 @@ if seq == stored + 1 then
   end
   local records, dropped = ARGV[7], {}
   if #refused > 0 then records, dropped = accepted(records) end
-  if records ~= '' then redis.call('XADD', KEYS[2], '*', 'v', '1', 'r', records) end
+  if records ~= '' then
+    redis.call('XADD', KEYS[2], '*', 'v', '1', 'r', records)
+    backlog = backlog + 1
+  end
   for i = 1, notes do
     -- The samples of one prompt share it: the first one's word counts, once.
     local req, choice, tokens = KEYS[5 + rows + i], ARGV[a + 1], ARGV[a + 2]
@@ -104,5 +109,4 @@ if seq == stored + 1 then
     a = a + 4
   end
 end
-return {'OK', redis.call('XLEN', KEYS[2]), redis.call('SMEMBERS', KEYS[3]),
-  redis.call('SMEMBERS', KEYS[4]), refused, math.max(seq, stored)}
+return {'OK', backlog, cancelled, paused, refused, math.max(seq, stored)}

@@ -24,7 +24,7 @@ end
 if not stored then return redis.error_reply('NOGROUP No such consumer group') end
 if stored ~= ARGV[3] then return {'MOVED', stored} end
 local deltas, finishes, ttl = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[6]
-check('SCARD', KEYS[3], KEYS[4])
+if finishes > 0 then check('SCARD', KEYS[3], KEYS[4]) end
 local k, a = 4 + deltas, 8 + 2 * deltas
 for _ = 1, finishes do
   check('XLEN', KEYS[k + 1])
