@@ -12,7 +12,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -125,16 +125,56 @@ class Bus:
         with mapped():
             return self._execute(*command)
 
+    def run_many(self, calls: Sequence[Call[T]]) -> list[T | MillstreamError]:
+        """Runs scripts in one exchange, in order; a refused one's error stands in its place.
+
+        Raises `BusDownError` when the outcome of any is unknown.
+        """
+        commands = [
+            ("EVALSHA", sha_of(call.script), len(call.keys), *call.keys, *call.args) for call in calls
+        ]
+        outcomes: list[T | MillstreamError] = []
+        for call, reply in zip(calls, self._exchange(commands), strict=True):
+            if isinstance(reply, redis.exceptions.NoScriptError):
+                alone = self._run_alone(call)
+                outcomes.append(alone)
+            elif isinstance(reply, redis.exceptions.ResponseError):
+                outcomes.append(_from_reply(reply))
+            else:
+                outcomes.append(call.parse(reply))
+        return outcomes
+
+    def do_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Runs plain, idempotent commands in one exchange, as `run_many` does scripts."""
+        return [
+            _from_reply(reply) if isinstance(reply, redis.exceptions.ResponseError) else reply
+            for reply in self._exchange(commands)
+        ]
+
     def close(self) -> None:
         """Closes every thread's connection."""
         for connection in self._connections:
             connection.disconnect()
 
+    def _run_alone(self, call: Call[T]) -> T | MillstreamError:
+        try:
+            return self.run(call)
+        except MillstreamError as error:
+            return error
+
     def _execute(self, *command: Any) -> Any:
         """Sends a command until it is answered, at most 1 + retries times."""
+        return self._until_answered(lambda: _ask(self._connection(), command))
+
+    def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`_execute` for several; error replies are values here."""
+        with mapped():
+            return self._until_answered(lambda: _ask_many(self._connection(), commands))
+
+    def _until_answered(self, ask: Callable[[], T]) -> T:
         for pause in _pauses(self._retries):
             try:
-                return _ask(self._connection(), command)
+                return ask()
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
                 if pause is None:
                     raise
@@ -172,6 +212,23 @@ def _ask(connection: ConnectionInterface, command: tuple[Any, ...]) -> Any:
     except BaseException:
         connection.disconnect()
         raise
+
+
+def _ask_many(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`_ask` for several commands in one write. Error replies are returned, not raised."""
+    replies: list[Any] = []
+    try:
+        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        connection.send_packed_command((packed,), check_health=False)
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except redis.exceptions.ResponseError as error:
+                replies.append(error)
+    except BaseException:
+        connection.disconnect()
+        raise
+    return replies
 
 
 class BlockingBus:

@@ -6,6 +6,7 @@ log; what its decoder would have released by then is already published.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -29,6 +30,8 @@ _PAGE = 200
 #: Tokens of the prompt that the decoder may look at (it may end inside a character).
 _TAIL = 8
 _LATE_MS = 60_000
+#: What is read of a request, behind its end and the choice's.
+_WANTED = ("params", "model", "class", "choices", "n", "deadline", "ids")
 
 
 class _State:
@@ -55,6 +58,8 @@ class Choices:
         self._streams = streams
         self._states: dict[tuple[str, int], _State] = {}
         self._unwanted: set[tuple[str, int]] = set()
+        #: What was read of requests that begin, until it is asked for.
+        self._rows: dict[tuple[str, int], Any] = {}
 
     def clear(self) -> None:
         """Forget everything; it is rebuilt from Redis as records come."""
@@ -70,6 +75,16 @@ class Choices:
             del self._states[key]
         if len(self._unwanted) > _UNWANTED_LIMIT:
             self._unwanted.clear()
+
+    def prepare(self, records: Iterable[TokRecord]) -> None:
+        """Reads what choices that begin in ``records`` need, in one exchange; what fails is read alone."""
+        begin = [
+            key
+            for record in records
+            if record.index == 0 and (key := (record.uid, record.choice)) not in self._states
+        ]
+        rows = self._bus.do_many([self._look_up(*key) for key in begin]) if begin else []
+        self._rows = dict(zip(begin, rows, strict=True))
 
     def push(self, record: TokRecord) -> Text | Finished | None:
         """What one record adds to its reply stream.
@@ -156,10 +171,9 @@ class Choices:
 
     def _load(self, record: TokRecord) -> _State | None:
         """The state before ``record``; None when its reply has ended, or is gone."""
-        wanted = "params", "model", "class", "choices", "n", "deadline", "ids"
-        row = self._bus.do(
-            "HMGET", self._keys.req(record.uid), "terminal", f"finish:{record.choice}", *wanted
-        )
+        row = self._rows.pop((record.uid, record.choice), None)
+        if not isinstance(row, list):
+            row = self._bus.do(*self._look_up(record.uid, record.choice))
         terminal, finish, params, model, cls, choices, n, deadline, ids = row
         if params is None or choices is None or terminal is not None or finish is not None:
             return None
@@ -172,6 +186,9 @@ class Choices:
             decoder.replay(tokens[: record.index])
             state.floor = self._published(record.uid, record.choice)
         return state
+
+    def _look_up(self, uid: str, choice: int) -> tuple[str, ...]:
+        return ("HMGET", self._keys.req(uid), "terminal", f"finish:{choice}", *_WANTED)
 
     def _published(self, uid: str, choice: int) -> int:
         """Code points of the choice's text that are in the reply stream."""

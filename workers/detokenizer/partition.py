@@ -124,9 +124,10 @@ class PartitionLoop:
         entries = reply[0][1]
         texts: list[Text] = []
         finished: list[Finished] = []
-        for entry_id, fields in entries:
-            for record in self._records(entry_id, fields):
-                self._decode(record, texts, finished)
+        records = [record for entry in entries for record in self._records(*entry)]
+        self._choices.prepare(records)
+        for record in records:
+            self._decode(record, texts, finished)
         self._commit(entries[-1][0].decode(), len(entries), texts, finished)
 
     def _records(self, entry_id: bytes, fields: list[bytes]) -> list[TokRecord]:
