@@ -6,6 +6,8 @@ protocol leaves this in the scope, for a response that has begun to go on with.
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 #: Where the scope holds the `Wire`.
 WIRE = "millstream.wire"
+#: `struct linger`: on, for no time.
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Connection(Protocol):
@@ -44,5 +48,8 @@ class Wire:
         return False
 
     def abort(self) -> None:
-        """Cuts the connection, and drops what the client has not taken."""
-        self._cycle.transport.abort()
+        """Cuts the connection, and drops what the client has not taken, what the kernel holds included."""
+        transport = self._cycle.transport
+        if (connection := transport.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        transport.abort()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from common.bus import leases
+from common.bus import handoffs, leases
 from common.bus.handoffs import Step
 from common.bus.keys import SCHEDULERS
 from tests.helpers.bus import Desk
@@ -284,3 +284,20 @@ def test_the_sweep_frees_what_is_gone(desk: Desk, gone: str) -> None:
     assert desk.expire(request.uid) == "FREED"
     assert desk.bus.do("ZCARD", desk.inflight) == desk.bus.do("SCARD", desk.keys.pause(0)) == 0
     assert desk.bus.do("HGETALL", desk.bytes) == [b"total", b"0"]
+
+
+# -- PAUSE ------------------------------------------------------------------------------------------------
+
+
+def test_only_what_lives_can_be_paused(desk: Desk) -> None:
+    request, [job] = desk.running()
+    flags = desk.keys.pause(0)
+    for on in (True, True, False, False, True):
+        assert desk.bus.run(handoffs.pause(desk.keys, request.uid, on=on)) is on
+        assert desk.tick().pause == ({request.uid} if on else set())
+    desk.generate(job, 1, "stop")
+    desk.pub(finished=[desk.finished(request.uid, n=1, text="x", finish="stop")])
+    desk.assert_empty()
+    for uid in (request.uid, desk.request().uid):
+        assert desk.bus.run(handoffs.pause(desk.keys, uid, on=True)) is False
+    assert desk.bus.do("SCARD", flags) == 0

@@ -129,10 +129,17 @@ def both(port: int, body: Body) -> Reply:
     return one
 
 
-def open_request(port: int, body: Body) -> socket.socket:
-    """Sends a request and leaves the answer unread; the caller closes the socket."""
+def open_request(port: int, body: Body, *, receive: int = 0) -> socket.socket:
+    """Sends a request and leaves the answer unread; the caller closes the socket.
+
+    ``receive`` bounds what the system takes in for it, in bytes.
+    """
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    connection = socket.socket()
+    connection.settimeout(TIMEOUT_S)
+    if receive:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    connection.connect(("127.0.0.1", port))
     head = f"POST {path_of(body)} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     return connection

@@ -35,7 +35,7 @@ FORBIDDEN = [
 
 
 #: What common may import beside the standard library.
-COMMON_MAY = {"common", "pydantic", "orjson", "redis"}
+COMMON_MAY = {"common", "pydantic", "orjson", "redis", "hiredis"}
 
 
 @dataclass(frozen=True)
