@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -266,10 +266,12 @@ class _PartitionReader:
         """One XREAD. A stream with several readers is named once, from where the last of them is."""
         self._reading_version = self._version
         # Who is asked for now, since others may come while the read is on its way.
-        asked: dict[bytes, list[Subscription]] = {}
+        asked: dict[bytes, tuple[Subscription, ...]] = {}
         names, places = [], []
         for key, subs in self.subscriptions.items():
-            hungry = [sub for sub in subs if not sub.full]
+            hungry = tuple(subs)
+            if len(hungry) > 1 or hungry[0].full:
+                hungry = tuple(sub for sub in subs if not sub.full)
             if hungry:
                 asked[key] = hungry
                 names.append(hungry[0].named)
@@ -286,11 +288,11 @@ class _PartitionReader:
             reply = await connection.read_response()
         for key, entries in reply or ():
             parsed = [_parsed(key, *entry) for entry in entries]
-            subs = asked[key]
-            if len(subs) == 1:
-                subs[0].feed(parsed, entries[-1][0])
+            readers = asked[key]
+            if len(readers) == 1:
+                readers[0].feed(parsed, entries[-1][0])
                 continue
-            for sub in subs:
+            for sub in readers:
                 after = _order(sub.after.decode())
                 if fresh := [entry for entry in parsed if _order(entry.id) > after]:
                     sub.feed(fresh, entries[-1][0])
@@ -326,7 +328,7 @@ def _xread(names: list[bytes], places: list[bytes]) -> bytes:
     return b"".join([head, *map(_bulk, words), *names, *places])
 
 
-def _first_place(subs: list[Subscription]) -> bytes:
+def _first_place(subs: Sequence[Subscription]) -> bytes:
     """Where the reader that is furthest behind is."""
     return subs[0].place if len(subs) == 1 else min(subs, key=lambda sub: _order(sub.after.decode())).place
 
