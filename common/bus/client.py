@@ -107,6 +107,8 @@ class Bus:
         self.url = url
         self._factory = _factory(url, name, timeout_s)
         self._retries = retries
+        #: Commands without an answer so far, repeated or not. What they did remains: they may have read work.
+        self.losses = 0
         self._local = threading.local()
         self._connections: list[ConnectionInterface] = []
 
@@ -136,6 +138,7 @@ class Bus:
             try:
                 return _ask(self._connection(), command)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                self.losses += 1
                 if pause is None:
                     raise
             time.sleep(pause)

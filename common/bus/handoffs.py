@@ -137,7 +137,10 @@ def attempt(keys: Keys, uid: str, worker: str) -> Call[int]:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Answer of START. ``request`` is None unless the choice is to run (OK) or to be cancelled."""
+    """Answer of START. ``request`` is None unless the choice is to run (OK).
+
+    ``attempts`` above 0 make it a suspect: it is held back until it can be started to run alone.
+    """
 
     code: str
     attempts: int
@@ -147,12 +150,25 @@ class Started:
     #: Length of the token log as text; where the next piece goes (`EmitRow.at`).
     log_size: int
     request: messages.Request | None
+    #: With OWNER: who ran it last; to be asked again with that.
+    owner: str = ""
 
 
 def start(
-    keys: Keys, uid: str, choice: int, *, model: str, cls: str, worker: str, counts: bool
+    keys: Keys,
+    uid: str,
+    choice: int,
+    *,
+    model: str,
+    cls: str,
+    worker: str,
+    owner: str = "",
+    alone: bool = False,
 ) -> Call[Started]:
-    """START, by the scheduler: takes one choice; ``counts`` when its last owner crashed."""
+    """START, by the scheduler: takes one choice. ``owner`` ran it last; ``alone``: nothing runs beside it.
+
+    Whoever does not know the last owner is told (OWNER) and asks again.
+    """
     p = partition_of(uid)
     names = (
         keys.lease(p, worker),
@@ -160,12 +176,13 @@ def start(
         keys.gen(uid, choice),
         keys.inflight(p, model, cls),
         keys.cancel(p),
+        keys.lease(p, owner or "-"),
     )
 
     def parse(reply: Any) -> Started:
         code = reply[0].decode()
-        if code == "ENDED":
-            return Started(code, 0, (), (), 0, None)
+        if code in ("ENDED", "OWNER"):
+            return Started(code, 0, (), (), 0, None, reply[1].decode() if code == "OWNER" else "")
         log = reply[1] if code == "CANCELLED" else reply[2]
         output_ids = tuple(messages.parse_ids(log))
         if code == "CANCELLED":
@@ -176,7 +193,7 @@ def start(
         prompt_ids = tuple(messages.parse_ids(reply[3]))
         return Started(code, int(reply[1]), prompt_ids, output_ids, len(log), request)
 
-    return Call("start", names, (uid, choice, worker, int(counts), *_START_FIELDS), parse)
+    return Call("start", names, (uid, choice, worker, owner, int(alone), *_START_FIELDS), parse)
 
 
 def drop(

@@ -134,13 +134,20 @@ class Desk:
     def read_sched(self, worker: str = "scheduler-1", count: int = 1000) -> list[Entry]:
         return self.reader(self.sched, SCHEDULERS, worker).read(count)
 
-    def start_call(self, entry: Entry, worker: str = "scheduler-1", *, counts: bool = False) -> Any:
+    def start_call(
+        self, entry: Entry, worker: str = "scheduler-1", *, owner: str = "", alone: bool = False
+    ) -> Any:
         return handoffs.start(
-            self.keys, entry.uid, entry.choice, model=self.model, cls=self.cls, worker=worker, counts=counts
-        )
+            self.keys, entry.uid, entry.choice,
+            model=self.model, cls=self.cls, worker=worker, owner=owner, alone=alone,
+        )  # fmt: skip
 
-    def start(self, entry: Entry, worker: str = "scheduler-1", *, counts: bool = False) -> handoffs.Started:
-        return self.bus.run(self.start_call(entry, worker, counts=counts))
+    def start(self, entry: Entry, worker: str = "scheduler-1", *, alone: bool = False) -> handoffs.Started:
+        """START, asked again with the last owner if there was one."""
+        started = self.bus.run(self.start_call(entry, worker, alone=alone))
+        if started.code == "OWNER":
+            started = self.bus.run(self.start_call(entry, worker, owner=started.owner, alone=alone))
+        return started
 
     def drop(self, entry: Entry, group: str = SCHEDULERS) -> int:
         call = handoffs.drop(

@@ -211,9 +211,7 @@ class FakeWorkers:
 
     def _play(self, entry: Entry) -> None:
         key = {"model": self.model.id, "cls": INTERACTIVE}
-        started = self.bus.run(
-            handoffs.start(self.keys, entry.uid, entry.choice, worker="fake", counts=False, **key)
-        )
+        started = self.bus.run(handoffs.start(self.keys, entry.uid, entry.choice, worker="fake", **key))
         if started.code == "ENDED":
             self._drop(entry, SCHEDULERS)
             return
