@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.bus import handoffs, leases
+from common.bus import handoffs, leases, starting
 from common.bus.client import Bus
 from common.bus.handoffs import Admission, EmitEnd, EmitRow, Emitted, Finished, Gate, Limits, Step, Text
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, new_uid
@@ -137,12 +137,12 @@ class Desk:
     def start_call(
         self, entry: Entry, worker: str = "scheduler-1", *, owner: str = "", alone: bool = False
     ) -> Any:
-        return handoffs.start(
+        return starting.start(
             self.keys, entry.uid, entry.choice,
             model=self.model, cls=self.cls, worker=worker, owner=owner, alone=alone,
         )  # fmt: skip
 
-    def start(self, entry: Entry, worker: str = "scheduler-1", *, alone: bool = False) -> handoffs.Started:
+    def start(self, entry: Entry, worker: str = "scheduler-1", *, alone: bool = False) -> starting.Started:
         """START, asked again with the last owner if there was one."""
         started = self.bus.run(self.start_call(entry, worker, alone=alone))
         if started.code == "OWNER":

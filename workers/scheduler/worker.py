@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import errors
-from common.bus import handoffs, registry
+from common.bus import handoffs, registry, starting
 from common.bus.client import Bus, FencedError
-from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Started, Step
+from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Step
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
+from common.bus.starting import Started
 from common.bus.streams import Entry, Place
 from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
@@ -199,7 +200,7 @@ class SchedulerWorker:
         """START; None when the request cannot be read."""
         owner = ""
         for _ in range(_OWNERS):
-            call = handoffs.start(
+            call = starting.start(
                 self._keys, entry.uid, entry.choice,
                 model=self._model, cls=_class_of(entry), worker=self._worker, owner=owner, alone=alone,
             )  # fmt: skip
