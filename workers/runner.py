@@ -1,7 +1,8 @@
 """The life of a worker process, shared by all three: start-up, loop, drain, shutdown.
 
-Signals only set flags. The loop runs `Worker.step` until told to stop; then it drains within the grace and
-retires its leases, so that peers take over at once. A fenced worker exits and comes back under a new id.
+Signals only set flags. The loop runs `Worker.step` until told to stop; then it drains within the grace (it
+finishes, or leaves what it holds to peers) and retires its leases, so that peers take over at once. A fenced
+worker exits and comes back under a new id.
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ class Runner:
 
     def _drain(self) -> bool:
         self._lease.draining = True
+        try:
+            # Before anything else: of two that stop at once, one at least must not rely on the other.
+            self._lease.announce()
+        except MillstreamError as error:
+            log.warning("could not say that this worker stops", error=error.message)
         self._worker.begin_drain()
         deadline = time.monotonic() + self._grace_s
         while self._worker.busy() and time.monotonic() < deadline and not self._forced.is_set():

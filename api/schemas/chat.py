@@ -51,6 +51,7 @@ class ChatRequest(GenerationFields):
                 add_special_tokens=self.add_special_tokens,
             ),
             reply=self.reply_fields(model),
+            cls=self.work_class,
             n=n,
             choices=n,
         )

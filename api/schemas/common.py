@@ -11,11 +11,12 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from common.bus.keys import BATCH, INTERACTIVE
 from common.bus.registry import ModelInfo
 from common.errors import InvalidRequestError
 from common.sampling import SEED_MAX, SEED_MIN, SamplingParams
@@ -125,6 +126,7 @@ class GenerationFields(Schema):
     ignore_eos: Flag | None = None
     skip_special_tokens: Flag | None = None
     add_special_tokens: Flag | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -133,6 +135,11 @@ class GenerationFields(Schema):
                 "stream_options is only allowed when stream is true.", param="stream_options"
             )
         return self
+
+    @property
+    def work_class(self) -> str:
+        """The class of work: `flex` is OpenAI's cheaper and slower tier, all others are served at once."""
+        return BATCH if self.service_tier == "flex" else INTERACTIVE
 
     def sampling(self, model: ModelInfo, max_tokens: int | None) -> SamplingParams:
         """Sampling parameters for ``model``, whose own defaults stand in for what was left out."""

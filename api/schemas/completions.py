@@ -90,6 +90,7 @@ class CompletionRequest(GenerationFields):
             params=self.sampling(model, self.max_tokens or DEFAULT_MAX_TOKENS),
             payload={"prompt": self.prompt, "add_special_tokens": self.add_special_tokens is not False},
             reply=self.reply_fields(model),
+            cls=self.work_class,
             n=n,
             choices=len(self.prompt) * n,
         )

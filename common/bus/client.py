@@ -107,6 +107,8 @@ class Bus:
         self.url = url
         self._factory = _factory(url, name, timeout_s)
         self._retries = retries
+        #: Commands without an answer so far, repeated or not. What they did remains: they may have read work.
+        self.losses = 0
         self._local = threading.local()
         self._connections: list[ConnectionInterface] = []
 
@@ -176,6 +178,7 @@ class Bus:
             try:
                 return ask()
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+                self.losses += 1
                 if pause is None:
                     raise
             time.sleep(pause)

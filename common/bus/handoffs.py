@@ -14,9 +14,6 @@ from common import messages
 from common.bus.keys import SCHEDULERS, TOKENIZERS, Keys, partition_of
 from common.bus.scripts import Call
 
-#: What a scheduler reads of a request: the rest may be long, and START is answered once per choice.
-_START_FIELDS = ("kind", "model", "params", "n", "class", "tenant", "api", "deadline", "choices")
-
 
 class Gate(StrEnum):
     """Answer of a gated hand-off."""
@@ -133,50 +130,6 @@ def tok_end(
 def attempt(keys: Keys, uid: str, worker: str) -> Call[int]:
     """ATTEMPT, by the tokenizer, for a claimed job: how many tries it has had, this one included."""
     return Call("attempt", (keys.req(uid),), (worker,), int)
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Answer of START. ``request`` is None unless the choice is to run (OK) or to be cancelled."""
-
-    code: str
-    attempts: int
-    #: The prompt of this choice; ``request`` comes without any.
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    #: Length of the token log as text; where the next piece goes (`EmitRow.at`).
-    log_size: int
-    request: messages.Request | None
-
-
-def start(
-    keys: Keys, uid: str, choice: int, *, model: str, cls: str, worker: str, counts: bool
-) -> Call[Started]:
-    """START, by the scheduler: takes one choice; ``counts`` when its last owner crashed."""
-    p = partition_of(uid)
-    names = (
-        keys.lease(p, worker),
-        keys.req(uid),
-        keys.gen(uid, choice),
-        keys.inflight(p, model, cls),
-        keys.cancel(p),
-    )
-
-    def parse(reply: Any) -> Started:
-        code = reply[0].decode()
-        if code == "ENDED":
-            return Started(code, 0, (), (), 0, None)
-        log = reply[1] if code == "CANCELLED" else reply[2]
-        output_ids = tuple(messages.parse_ids(log))
-        if code == "CANCELLED":
-            return Started(code, 0, (), output_ids, len(log), None)
-        values = zip(_START_FIELDS, reply[4:], strict=True)
-        fields = {name.encode(): value for name, value in values if value is not None}
-        request = messages.Request.from_fields(uid, fields)
-        prompt_ids = tuple(messages.parse_ids(reply[3]))
-        return Started(code, int(reply[1]), prompt_ids, output_ids, len(log), request)
-
-    return Call("start", names, (uid, choice, worker, int(counts), *_START_FIELDS), parse)
 
 
 def drop(

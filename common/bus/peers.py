@@ -9,7 +9,7 @@ look dead (B3).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from common.bus.client import Bus, NoGroupError
@@ -73,14 +73,15 @@ class PeerWatch:
         self._run_id = ""
         self._calm_from = clock()
 
-    def scan(self, stream: str) -> list[Entry]:
-        """Entries taken over from dead peers, oldest first; empty on most calls.
+    def scan(self, stream: str) -> Iterator[Entry]:
+        """Entries taken over from dead peers, oldest first; none on most calls.
 
-        Raises what `Bus.run` raises; an outage starts the waiting time again.
+        One by one, so that what was taken is not lost with what cannot be. Raises what `Bus.run` raises; an
+        outage starts the waiting time again.
         """
         try:
             self._notice_restart()
-            return self._scan(stream)
+            yield from self._scan(stream)
         except MillstreamError:
             self._forget()
             raise
@@ -97,17 +98,15 @@ class PeerWatch:
                 self._forget()
             self._run_id = run_id
 
-    def _scan(self, stream: str) -> list[Entry]:
+    def _scan(self, stream: str) -> Iterator[Entry]:
         try:
             consumers = self._bus.do("XINFO", "CONSUMERS", stream, self._group)
         except NoGroupError:
-            return []
-        taken: list[Entry] = []
+            return
         for info in consumers:
             name = dict(zip(info[::2], info[1::2], strict=True))[b"name"].decode()
             if name != self._me and self._looks_dead(name):
-                taken += self._claim(stream, name)
-        return taken
+                yield from self._claim(stream, name)
 
     def _looks_dead(self, name: str) -> bool:
         key = self._keys.lease(self._partition, name)
@@ -124,20 +123,23 @@ class PeerWatch:
             return False
         return now - self._first_seen.setdefault(name, now) >= OBSERVE_S
 
-    def _claim(self, stream: str, name: str) -> list[Entry]:
-        entries, was_dead = self._bus.run(
-            claim_dead(
-                self._keys,
-                self._partition,
-                stream,
-                self._group,
-                me=self._me,
-                dead=name,
-                expired_ok=name in self._first_seen,
-            )
+    def _claim(self, stream: str, name: str) -> Iterator[Entry]:
+        """All that a dead peer held, page by page."""
+        call = claim_dead(
+            self._keys,
+            self._partition,
+            stream,
+            self._group,
+            me=self._me,
+            dead=name,
+            expired_ok=name in self._first_seen,
         )
-        if was_dead:
-            log.info("took over from a dead peer", peer=name, stream=stream, entries=len(entries))
+        while True:
+            entries, was_dead = self._bus.run(call)
+            if not was_dead:
+                return
             if not entries:
                 self._first_seen.pop(name, None)
-        return entries
+                return
+            log.info("took over from a dead peer", peer=name, stream=stream, entries=len(entries))
+            yield from entries

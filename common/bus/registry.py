@@ -98,6 +98,25 @@ def withdraw(bus: Bus, keys: Keys, worker: str) -> None:
     bus.do("SREM", keys.workers(), worker)
 
 
+def serving(bus: Bus, keys: Keys, role: str, model: str = "") -> list[str]:
+    """Ids of the workers of a role (and of ``model``, if named) that take work now and hold their leases.
+
+    Announcements alone outlive a worker by seconds, in which work would be handed to it in vain.
+    """
+    seconds, micros = bus.do("TIME")
+    now = int(seconds) * 1000 + int(micros) // 1000
+    found = []
+    for worker in map(bytes.decode, bus.do("SMEMBERS", keys.workers())):
+        text = bus.do("GET", keys.worker(worker))
+        info = _readable(partial(WorkerInfo.from_json, worker), text) if text else None
+        if info is None or info.role != role or info.draining or model not in ("", info.model):
+            continue
+        dead, expiry = bus.do("HMGET", keys.lease(0, worker), "dead", "expiry")
+        if dead is None and expiry is not None and int(expiry) > now:
+            found.append(worker)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What one poll saw."""

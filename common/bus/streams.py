@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 from common.bus.client import BLOCK_MS, BlockingBus, Bus, NoGroupError
@@ -21,6 +21,10 @@ _PENDING_PAGE = 1000
 _NOGROUP_PAUSE_S = 0.2
 
 
+#: A stream, and the id of an entry in it.
+Place = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of a work stream. ``claimed``: it came from another worker, which crashed (or drained)."""
@@ -31,6 +35,11 @@ class Entry:
     choice: int
     claimed: bool = False
     drained: bool = False
+
+    @property
+    def place(self) -> Place:
+        """What tells it from every other entry: the id alone does not, since streams count apart."""
+        return self.stream, self.id
 
 
 def entry_of(stream: str, entry_id: bytes, fields: Iterable[bytes]) -> Entry:
@@ -77,7 +86,7 @@ class GroupReader:
             entry for entry_id, fields in reply[0][1] if (entry := self._entry(entry_id, fields)) is not None
         ]
 
-    def stranded(self, held: Collection[str]) -> list[Entry]:
+    def stranded(self, held: Container[Place]) -> list[Entry]:
         """Entries pending on this consumer that it does not hold: replies that were lost on the way."""
         found: list[Entry] = []
         start = b"-"
@@ -89,7 +98,8 @@ class GroupReader:
                 found += [
                     entry
                     for entry_id, *_ in page
-                    if entry_id.decode() not in held and (entry := self._look_up(entry_id)) is not None
+                    if (self.stream, entry_id.decode()) not in held
+                    and (entry := self._look_up(entry_id)) is not None
                 ]
                 if len(page) < _PENDING_PAGE:
                     return found

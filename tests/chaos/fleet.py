@@ -59,6 +59,10 @@ class Shape:
     mutant: str = ""
     #: Failpoints for the first processes, by role.
     traps: Sequence[tuple[str, Failpoint]] = ()
+    #: More arguments of the launcher, by role.
+    launch: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: More flags of the product, by role.
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def partitions(self) -> int:
@@ -163,6 +167,7 @@ class Fleet:
 
     def _program(self, role: Command, number: int, worker_id: str) -> Program:
         own: list[str] = ["--mutant", self.shape.mutant] if self.shape.mutant else []
+        own += self.shape.launch.get(role, ())
         if (trap := self._trap_for(role)) is not None:
             own += ["--failpoint", str(trap.point), "--marker", str(trap.marker)]
         words = ["-m", "tests.chaos.launcher", *own, "--"] if own else ["-m", "cli"]
@@ -182,7 +187,7 @@ class Fleet:
         flags += ["--reply-ttl", "1200", "--worker-id", worker_id]
         if role is Command.SCHEDULER:
             flags += ["--null-step-ms", str(shape.step_ms)]
-        return flags
+        return [*flags, *shape.flags.get(role, ())]
 
     # -- looking ------------------------------------------------------------------------------------------
 

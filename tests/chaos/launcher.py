@@ -1,6 +1,7 @@
-"""Starts a role of the product with a failpoint or a mutant in it; the product itself has no such switches.
+"""Starts a role of the product with a fault in it; the product itself has no such switches.
 
-`python -m tests.chaos.launcher [--failpoint SPEC --marker FILE] [--mutant NAME] -- ROLE FLAGS...`
+`python -m tests.chaos.launcher [--failpoint SPEC --marker FILE] [--mutant NAME] [--poison SEED]...
+[--hang SEED:SECONDS:WEDGED_S --marker FILE] -- ROLE FLAGS...`
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.main import main as run
-from tests.chaos import failpoints, mutants
+from tests.chaos import engines, failpoints, mutants
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,9 +24,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--failpoint", type=failpoints.Failpoint.parse)
     parser.add_argument("--marker")
     parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS))
+    parser.add_argument("--poison", type=int, action="append", default=[])
+    parser.add_argument("--hang", type=engines.Hang.parse)
     chosen = parser.parse_args(own)
     if chosen.mutant:
         mutants.install(chosen.mutant)
+    if chosen.poison:
+        engines.poison(chosen.poison)
+    if chosen.hang:
+        engines.hang(chosen.hang, Path(chosen.marker))
     if chosen.failpoint:
         failpoints.install(chosen.failpoint, Path(chosen.marker), role[role.index("--worker-id") + 1])
     return run(role)

@@ -55,7 +55,15 @@ def _start(desk: Desk) -> Call[Any]:
     _, [job] = desk.running()
     desk.generate(job, 1)
     desk.open("scheduler-2")
-    return desk.start_call(job.entry, "scheduler-2", counts=True)
+    return desk.start_call(job.entry, "scheduler-2", owner="scheduler-1")
+
+
+def _start_alone(desk: Desk) -> Call[Any]:
+    _, [job] = desk.running()
+    desk.bus.run(leases.retire(desk.keys, desk.partition, "scheduler-1", drained=False))
+    desk.open("scheduler-2")
+    assert desk.start(job.entry, "scheduler-2").attempts == 1
+    return desk.start_call(job.entry, "scheduler-2", alone=True)
 
 
 def _emit(desk: Desk) -> Call[Any]:
@@ -174,7 +182,7 @@ def _release(desk: Desk) -> Call[Any]:
 
 
 CASES: list[Case] = [
-    _admit, _tok_done, _tok_end, _attempt, _start, _emit, _drop, _pub, _cancel, _cancel_running,
+    _admit, _tok_done, _tok_end, _attempt, _start, _start_alone, _emit, _drop, _pub, _cancel, _cancel_running,
     _expire_waiting, _expire_owned, _expire_orphan, _open, _renew, _retire, _claim_dead,
     _take, _keep, _release,
 ]  # fmt: skip

@@ -79,7 +79,7 @@ def test_a_whole_life(bus: Bus, partition: int) -> None:
     watch = PeerWatch(bus, desk.keys, partition, SCHEDULERS, me="scheduler-2", lease_ms=LEASE_MS)
     bus.run(leases.retire(desk.keys, partition, "scheduler-1", drained=False))
     [moved] = watch.scan(desk.sched)
-    assert desk.start(moved, "scheduler-2", counts=True).code == "OK"
+    assert desk.start(moved, "scheduler-2").code == "OK"
     desk.generate(jobs[1], 1, worker="scheduler-2")
 
     ends = [desk.finished(request.uid, 0, 2, n=2, text="ab", finish="stop")]

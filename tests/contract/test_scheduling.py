@@ -48,7 +48,7 @@ def test_starting_again_changes_nothing(desk: Desk) -> None:
     _, [job] = desk.running()
     before = contents(desk.bus)
     assert desk.start(job.entry).code == "OK"
-    assert desk.start(job.entry, counts=True).attempts == 0
+    assert desk.start(job.entry).attempts == 0
     assert contents(desk.bus) == before
 
 
@@ -56,22 +56,9 @@ def test_a_new_owner_goes_on_from_the_log(desk: Desk) -> None:
     _, [job] = desk.running()
     desk.generate(job, 3)
     desk.open("scheduler-2")
-    started = desk.start(job.entry, "scheduler-2", counts=True)
+    started = desk.start(job.entry, "scheduler-2")
     assert started.output_ids == (100, 101, 102)
     assert started.log_size == len("100,101,102,")
-
-
-def test_crashes_count_only_without_progress(desk: Desk) -> None:
-    _, [job] = desk.running(worker="w0")
-    attempts = []
-    for index in range(1, 8):
-        worker = f"w{index}"
-        desk.open(worker)
-        attempts.append(desk.start(job.entry, worker, counts=index not in (3, 6)).attempts)
-        if index == 4:
-            desk.generate(job, 1, worker=worker)
-    #       crash, crash, drain, crash (then a token), crash with progress, drain, crash
-    assert attempts == [1, 2, 2, 3, 0, 0, 1]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone", "flushed", "log gone"])
@@ -137,7 +124,7 @@ def test_every_choice_of_the_largest_request_starts(desk: Desk) -> None:
     desk.open("scheduler-1", "scheduler-2")
     entries = desk.read_sched(count=2000)
     for worker in ("scheduler-1", "scheduler-2"):
-        started = [desk.start(work, worker, counts=True) for work in entries]
+        started = [desk.start(work, worker) for work in entries]
         assert [(each.code, each.prompt_ids) for each in started] == [("OK", (i,)) for i in range(1024)]
     assert len(desk.req(request.uid)) > 3 * 1024
 
@@ -304,7 +291,7 @@ def test_cached_tokens_count_once_per_prompt(desk: Desk) -> None:
     notes = tuple((request.uid, choice, 10 + choice) for choice in range(4))
     desk.emit(Step(tuple(desk.row(job, 9) for job in jobs), cached=notes))
     assert desk.req(request.uid)["cached_tokens"] == str(10 + 12)
-    desk.start(jobs[0].entry, "scheduler-2", counts=True)
+    desk.start(jobs[0].entry, "scheduler-2")
     desk.emit(Step((desk.row(jobs[0], 9),), cached=((request.uid, 0, 99),)), "scheduler-2")
     assert desk.req(request.uid)["cached_tokens"] == "22"
 

@@ -10,7 +10,7 @@ import pytest
 from common.bus import streams
 from common.bus.client import Bus
 from common.bus.embedded import EmbeddedRedis
-from common.bus.streams import Bell, GroupReader
+from common.bus.streams import Bell, GroupReader, Place
 from tests.helpers.waiting import until
 
 STREAM = "{0}work"
@@ -26,6 +26,10 @@ def _add(bus: Bus, count: int = 1, first: int = 0) -> list[str]:
     return [
         bus.do("XADD", STREAM, "*", "uid", f"u{n}", "choice", n).decode() for n in range(first, first + count)
     ]
+
+
+def places(ids: list[str]) -> set[Place]:
+    return {(STREAM, entry_id) for entry_id in ids}
 
 
 def test_fresh_entries_in_order(bus: Bus) -> None:
@@ -111,12 +115,12 @@ def test_lost_replies_are_found(bus: Bus) -> None:
     reader.read(3)  # its reply never arrives
     _reader(bus, "other").read(1)
     before = bus.do("XPENDING", STREAM, "g", "-", "+", 10)
-    found = reader.stranded({entry.id for entry in held})
+    found = reader.stranded({entry.place for entry in held})
     assert [(entry.id, entry.uid, entry.choice) for entry in found] == [
         (ids[n], f"u{n}", n) for n in (2, 3, 4)
     ]
     assert {(entry.claimed, entry.drained) for entry in found} == {(False, False)}
-    assert reader.stranded(ids) == []
+    assert reader.stranded(places(ids)) == []
     after = bus.do("XPENDING", STREAM, "g", "-", "+", 10)
     assert [(row[0], row[3]) for row in after] == [(row[0], row[3]) for row in before], (
         "nothing was delivered"
@@ -128,9 +132,9 @@ def test_lost_replies_are_found_behind_many_that_are_held(bus: Bus, monkeypatch:
     reader = _reader(bus)
     ids = _add(bus, 40)
     reader.read(40)
-    assert [entry.id for entry in reader.stranded(ids[:35])] == ids[35:]
-    assert [entry.id for entry in reader.stranded(ids[10:20])] == ids[:10] + ids[20:]
-    assert reader.stranded(ids) == []
+    assert [entry.id for entry in reader.stranded(places(ids[:35]))] == ids[35:]
+    assert [entry.id for entry in reader.stranded(places(ids[10:20]))] == ids[:10] + ids[20:]
+    assert reader.stranded(places(ids)) == []
 
 
 def test_a_pending_entry_that_was_deleted_is_let_go(bus: Bus) -> None:
@@ -138,7 +142,7 @@ def test_a_pending_entry_that_was_deleted_is_let_go(bus: Bus) -> None:
     ids = _add(bus, 3)
     reader.read(3)
     bus.do("XDEL", STREAM, ids[1])
-    assert [entry.id for entry in reader.stranded(ids[:1])] == ids[2:]
+    assert [entry.id for entry in reader.stranded(places(ids[:1]))] == ids[2:]
     assert bus.do("XPENDING", STREAM, "g")[0] == 2
 
 

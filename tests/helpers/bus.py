@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.bus import handoffs, leases
+from common.bus import handoffs, leases, starting
 from common.bus.client import Bus
 from common.bus.handoffs import Admission, EmitEnd, EmitRow, Emitted, Finished, Gate, Limits, Step, Text
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, new_uid
@@ -134,13 +134,20 @@ class Desk:
     def read_sched(self, worker: str = "scheduler-1", count: int = 1000) -> list[Entry]:
         return self.reader(self.sched, SCHEDULERS, worker).read(count)
 
-    def start_call(self, entry: Entry, worker: str = "scheduler-1", *, counts: bool = False) -> Any:
-        return handoffs.start(
-            self.keys, entry.uid, entry.choice, model=self.model, cls=self.cls, worker=worker, counts=counts
-        )
+    def start_call(
+        self, entry: Entry, worker: str = "scheduler-1", *, owner: str = "", alone: bool = False
+    ) -> Any:
+        return starting.start(
+            self.keys, entry.uid, entry.choice,
+            model=self.model, cls=self.cls, worker=worker, owner=owner, alone=alone,
+        )  # fmt: skip
 
-    def start(self, entry: Entry, worker: str = "scheduler-1", *, counts: bool = False) -> handoffs.Started:
-        return self.bus.run(self.start_call(entry, worker, counts=counts))
+    def start(self, entry: Entry, worker: str = "scheduler-1", *, alone: bool = False) -> starting.Started:
+        """START, asked again with the last owner if there was one."""
+        started = self.bus.run(self.start_call(entry, worker, alone=alone))
+        if started.code == "OWNER":
+            started = self.bus.run(self.start_call(entry, worker, owner=started.owner, alone=alone))
+        return started
 
     def drop(self, entry: Entry, group: str = SCHEDULERS) -> int:
         call = handoffs.drop(

@@ -86,7 +86,7 @@ class Consumer:
             self._take(entries)
 
     def find_stranded(self) -> None:
-        self._take(self.reader.stranded(set(self.held)))
+        self._take(self.reader.stranded({entry.place for entry in self.held.values()}))
 
     def claim(self, dead: str, *, expired_ok: bool, lost: bool = False) -> bool:
         """One CLAIM_DEAD; whether the peer was dead."""
@@ -146,7 +146,7 @@ class Scheduler(Consumer):
         self.flags: frozenset[str] = frozenset()
 
     def taken(self, entry: Entry) -> None:
-        started = self.desk.start(entry, self.name, counts=entry.claimed and not entry.drained)
+        started = self.desk.start(entry, self.name)
         if started.code == "ENDED":
             self.held.pop(entry.id)
             self.desk.drop(entry)
@@ -155,6 +155,8 @@ class Scheduler(Consumer):
         tokens = list(started.output_ids)
         assert tokens == plan.tokens(entry.choice)[: len(tokens)], "a log with a gap or a repeat"
         assert started.code == "CANCELLED" or started.prompt_ids == (5, 6, 7)
+        if 0 < started.attempts < MAX_ATTEMPTS:
+            assert self.desk.start(entry, self.name, alone=True).attempts == started.attempts
         self.jobs[entry.id] = Job(entry, join_ids(tokens), len(tokens))
         if started.code == "CANCELLED":
             self.doomed[entry.id] = "cancelled"

@@ -238,7 +238,7 @@ class Stage:
     def scheduler_asks_again(self, data: Data) -> None:
         scheduler = data.draw(st.sampled_from(self.busy))
         job = data.draw(st.sampled_from(list(scheduler.jobs.values())))
-        self.unchanged(lambda: self.desk.start(job.entry, scheduler.name, counts=True))
+        self.unchanged(lambda: self.desk.start(job.entry, scheduler.name))
 
     @move(weight=4, when=lambda stage: stage.busy)
     def scheduler_dies(self, data: Data) -> None:

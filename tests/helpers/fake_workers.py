@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from common.bus import handoffs, leases, registry
+from common.bus import handoffs, leases, registry, starting
 from common.bus.client import Bus
 from common.bus.handoffs import EmitEnd, EmitRow, Finished, Step, Text
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, partition_of
@@ -211,9 +211,7 @@ class FakeWorkers:
 
     def _play(self, entry: Entry) -> None:
         key = {"model": self.model.id, "cls": INTERACTIVE}
-        started = self.bus.run(
-            handoffs.start(self.keys, entry.uid, entry.choice, worker="fake", counts=False, **key)
-        )
+        started = self.bus.run(starting.start(self.keys, entry.uid, entry.choice, worker="fake", **key))
         if started.code == "ENDED":
             self._drop(entry, SCHEDULERS)
             return

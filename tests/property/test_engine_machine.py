@@ -170,8 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._step()
 
     def _step(self):
-        before = self.engine.room()
-        assert 0 <= before <= self.rows
+        assert 0 <= self.engine.room(1) <= self.engine.room(0) <= self.rows
         for output in self.engine.step():
             seen = self.live[output.key]
             seen.take(output)

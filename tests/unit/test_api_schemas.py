@@ -299,6 +299,22 @@ def test_harmless_values_of_completions() -> None:
     assert complete(n=2, best_of=2).choices == 2
 
 
+@pytest.mark.parametrize(
+    ("tier", "cls"),
+    [
+        (None, "interactive"),
+        ("auto", "interactive"),
+        ("default", "interactive"),
+        ("priority", "interactive"),
+        ("scale", "interactive"),
+        ("flex", "batch"),
+    ],
+)
+def test_the_service_tier_is_the_class_of_work(tier: str | None, cls: str) -> None:
+    assert chat(service_tier=tier).cls == complete(service_tier=tier).cls == cls
+    assert refusal(chat, service_tier="cheap").param == "service_tier"
+
+
 def test_choices_are_bounded() -> None:
     assert refusal(complete, prompt=["a"] * 9, n=128).param == "n"
     assert refusal(complete, prompt=["a"] * 1025).param == "prompt"

@@ -136,7 +136,7 @@ def test_rows_priorities_and_room():
     assert (engine.stats().running, engine.stats().waiting) == (2, 1)
     assert engine.room() == 0
     engine.step()
-    assert engine.room() == 1
+    assert (engine.room(0), engine.room(1)) == (2, 1)
     drain(engine)
     assert engine.room() == 2
 
@@ -241,3 +241,32 @@ def _seconds(engine: NullEngine, steps: int) -> float:
     for _ in range(steps):
         engine.step()
     return time.process_time() - before
+
+
+def test_batch_gives_its_row_to_interactive_and_takes_it_back():
+    engine = null(max_num_seqs=2)
+    for number in range(3):
+        engine.add(ask(f"b{number}", [1], max_tokens=20, seed=number, priority=1))
+    for _ in range(3):
+        engine.step()
+    assert (engine.room(0), engine.room(1)) == (2, 0)
+    engine.add(ask("live", [1], max_tokens=2, seed=9))
+    assert [output.key for output in engine.step()] == ["b0", "live"]
+    assert (engine.stats().running, engine.stats().waiting, engine.stats().preemptions) == (2, 2, 1)
+    outputs = drain(engine)
+    assert list(outputs) == ["b0", "live", "b1", "b2"]
+    assert tokens(outputs["b1"]) == course(1, 20)[3:]
+    assert [output.index for output in outputs["b1"]] == list(range(3, 20))
+
+
+def test_only_as_many_rows_are_taken_as_are_asked_for_and_never_within_a_class():
+    engine = null(max_num_seqs=4)
+    engine.add(ask("early", [1], max_tokens=9, priority=1))
+    engine.pause("early")
+    for number in range(4):
+        engine.add(ask(f"b{number}", [1], max_tokens=9, priority=1))
+    engine.step()
+    engine.resume("early")
+    engine.add(ask("live", [1], max_tokens=9))
+    assert [output.key for output in engine.step()] == ["b0", "b1", "b2", "live"]
+    assert engine.stats().preemptions == 1

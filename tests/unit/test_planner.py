@@ -217,10 +217,12 @@ def test_a_paused_request_is_not_robbed_in_vain():
 
 def test_the_step_that_retracts_admits_nobody():
     engine, runner = build(num_blocks=8, block_size=4, max_num_seqs=2, new_token_ratio=0.01)
+    engine.add(ask("first", [3], max_tokens=1))
+    engine.pause("first")
     engine.add(ask("a", [1] * 10, max_tokens=12))
-    engine.add(ask("b", [2] * 10, max_tokens=12, priority=1))
+    engine.add(ask("b", [2] * 10, max_tokens=12))
     engine.step()
-    engine.add(ask("later", [3], max_tokens=1))
+    engine.resume("first")
     while not engine.stats().preemptions:
         assert engine.step()
     assert runner.plans[-1].starts == ()
@@ -256,3 +258,116 @@ def test_retractions_raise_expectations():
     outputs = drain(engine)
     assert all(len(tokens(got)) == 40 for got in outputs.values())
     assert 0 < engine.stats().preemptions <= 7  # ten if nothing is learned from them
+
+
+# -- two classes of work ------------------------------------------------------------------------------------
+
+
+def test_a_row_is_taken_from_batch_at_once():
+    engine, runner = build(max_num_seqs=2)
+    for key in ("b1", "b2"):
+        engine.add(ask(key, [1, 2], max_tokens=8, priority=1, salt=key))
+    engine.step()
+    engine.step()
+    engine.add(ask("live", [3, 4], max_tokens=3))
+    assert (engine.room(0), engine.room(1)) == (1, 0)
+    outputs = {output.key: output for output in engine.step()}
+    assert set(outputs) == {"live", "b1"}, "the one that came last gave way"
+    assert [(start.row, list(start.output_ids)) for start in runner.plans[-1].starts] == [(1, [])]
+    rest = drain(engine)
+    assert tokens(rest["b2"]) == reference([1, 2], 0, 8)[2:], "it came back by itself, with what it had"
+    assert tokens(rest["b1"])
+    assert engine.stats().preemptions == 1
+
+
+def test_blocks_are_taken_from_batch_only_as_far_as_needed():
+    engine, _ = build(num_blocks=12, block_size=4, new_token_ratio=0.01, enable_prefix_caching=False)
+    for key in ("b1", "b2", "b3"):
+        engine.add(ask(key, range(13), max_tokens=3, priority=1))
+    engine.step()
+    engine.add(ask("live", range(20), max_tokens=3))
+    got = [output.key for output in engine.step()]
+    assert sorted(got) == ["b1", "live"]
+    assert engine.stats().preemptions == 2
+    outputs = drain(engine)
+    assert all(finish(outputs[key]) for key in ("b1", "b2", "b3", "live"))
+
+
+def test_batch_is_not_robbed_in_vain():
+    engine, _ = build(num_blocks=12, block_size=4, new_token_ratio=0.01, enable_prefix_caching=False)
+    engine.add(ask("a", range(20), max_tokens=3))
+    engine.add(ask("b", range(12), max_tokens=3, priority=1))
+    engine.step()
+    engine.add(ask("big", range(30), max_tokens=3))
+    engine.step()
+    assert (engine.stats().waiting, engine.stats().preemptions) == (1, 0)
+
+
+def test_batch_takes_no_budget_that_interactive_prompts_could_use():
+    engine, runner = build(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=200)
+    engine.add(ask("b1", [1], max_tokens=30, priority=1))
+    engine.add(ask("b2", range(49), max_tokens=2, priority=1, salt="b"))
+    engine.step()
+    engine.step()
+    engine.add(ask("live", range(20), max_tokens=4))
+    for _ in range(2):
+        engine.step()
+        assert shape(runner.plans[-1]) == [(2, 8, False)], "all of it"
+    engine.step()
+    assert shape(runner.plans[-1]) == [(0, 1, True), (2, 4, True), (1, 3, False)]
+    engine.step()
+    assert shape(runner.plans[-1]) == [(2, 1, True), (0, 1, True), (1, 6, False)]
+    outputs = drain(engine)
+    assert {key: finish(outputs[key]) for key in outputs} == dict.fromkeys(("b1", "b2", "live"), "length")
+
+
+def test_interactive_never_gives_way_to_batch():
+    engine, _ = build(max_num_seqs=2)
+    for key in ("a", "b"):
+        engine.add(ask(key, [1, 2], max_tokens=8, salt=key))
+    engine.step()
+    engine.add(ask("batch", [3], max_tokens=2, priority=1))
+    outputs = drain(engine)
+    assert engine.stats().preemptions == 0
+    assert list(outputs)[-1] == "batch"
+
+
+def test_with_a_step_in_flight_batch_gives_way_within_two():
+    engine, _ = build(max_num_seqs=2, overlap=1)
+    for key in ("b1", "b2"):
+        engine.add(ask(key, [1, 2], max_tokens=20, priority=1, salt=key))
+    for _ in range(4):
+        engine.step()
+    engine.add(ask("live", [3, 4], max_tokens=3))
+    got = [output.key for _ in range(3) for output in engine.step()]
+    assert "live" in got
+    outputs = drain(engine)
+    assert tokens(outputs["b2"])[-1] == reference([1, 2], 0, 20)[-1]
+    assert engine.stats().preemptions == 1
+
+
+def test_inside_a_class_the_first_to_come_is_the_first_to_start_however_often_others_took_its_row():
+    engine, _ = build(max_num_seqs=2)
+    for number in range(5):
+        engine.add(ask(f"b{number}", [1, 2], max_tokens=6, priority=1, salt=str(number)))
+    ended = []
+    for step in range(200):
+        if step % 7 == 0:
+            engine.add(ask(f"live{step}", [3, step % 40], max_tokens=2))
+        ended += [output.key for output in engine.step() if output.finish]
+        engine.check()
+        if step > 60 and not engine.has_work():
+            break
+    batch = [key for key in ended if key.startswith("b")]
+    assert batch == [f"b{number}" for number in range(5)]
+
+
+def test_a_batch_row_whose_next_block_was_taken_is_left_out_of_the_step():
+    engine, runner = build(num_blocks=2, block_size=4, enable_prefix_caching=False)
+    engine.add(ask("batch", range(4), max_tokens=4, priority=1))
+    engine.step()
+    engine.add(ask("live", range(3), max_tokens=1))
+    assert [output.key for output in engine.step()] == ["live"]
+    assert shape(runner.plans[-1]) == [(1, 3, True)]
+    assert tokens(drain(engine)["batch"]) == reference(range(4), 0, 4)[1:]
+    assert engine.stats().preemptions == 0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from common.bus import registry
 from common.bus.client import Bus, FencedError
 from common.bus.keys import Keys
 from common.bus.leases import Lease, Progress
@@ -90,27 +91,13 @@ class DetokenizerWorker:
 
     def _share_out(self) -> None:
         """Take what is free within this process's share, or orphaned; give up what is beyond the share."""
-        share = -(-self._partitions // max(1, self._peers()))
+        peers = len(registry.serving(self._bus, self._keys, DETOKENIZER))
+        share = -(-self._partitions // max(1, peers))
         if len(self._loops) > share:
             self._give_up(next(iter(self._loops)))
         for partition in range(self._partitions):
             if partition not in self._loops and (len(self._loops) < share or self._orphaned(partition)):
                 self._take(partition)
-
-    def _peers(self) -> int:
-        """Detokenizers that serve and hold their leases, this one included.
-
-        Announcements outlive a peer by seconds, in which partitions would be handed to it in vain, again and
-        again.
-        """
-        ids = self._bus.do("SMEMBERS", self._keys.workers())
-        names = [wid.decode() for wid in ids if wid.startswith(DETOKENIZER.encode())]
-        serving = [name for name in names if self._bus.do("EXISTS", self._keys.worker(name))]
-        return sum(self._holds_lease(name) for name in serving)
-
-    def _holds_lease(self, name: str) -> bool:
-        dead, expiry = self._bus.do("HMGET", self._keys.lease(0, name), "dead", "expiry")
-        return dead is None and expiry is not None and int(expiry) > self._server_ms()
 
     def _server_ms(self) -> int:
         seconds, micros = self._bus.do("TIME")

@@ -106,9 +106,9 @@ class NativeEngine:
         """See `Engine.has_work`."""
         return bool(self._outputs or self._launched or self._planner.running or self._planner.waiting)
 
-    def room(self) -> int:
+    def room(self, priority: int = 0) -> int:
         """See `Engine.room`."""
-        return self._planner.room()
+        return self._planner.room(priority)
 
     def stats(self) -> EngineStats:
         """See `EngineStats`."""

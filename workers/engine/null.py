@@ -72,6 +72,7 @@ class NullEngine:
         #: When the next step is due; None when nothing ran.
         self._due: float | None = None
         self._arrivals = 0
+        self._preemptions = 0
         self._waiting: list[_Generation] = []
         self._running: dict[str, _Generation] = {}
         self._paused: dict[str, _Generation] = {}
@@ -142,9 +143,10 @@ class NullEngine:
         """See `Engine.has_work`."""
         return bool(self._outputs or self._running or self._waiting)
 
-    def room(self) -> int:
-        """See `Engine.room`. Paused requests hold no row."""
-        return max(0, self._max_num_seqs - len(self._running) - len(self._waiting))
+    def room(self, priority: int = 0) -> int:
+        """See `Engine.room`. Paused requests hold no row, and those of a higher number would give theirs."""
+        here = (*self._running.values(), *self._waiting)
+        return max(0, self._max_num_seqs - sum(one.order[0] <= priority for one in here))
 
     def stats(self) -> EngineStats:
         """See `EngineStats`; there is no KV cache."""
@@ -155,7 +157,7 @@ class NullEngine:
             kv_blocks_used=0,
             prefix_queries=0,
             prefix_hits=0,
-            preemptions=0,
+            preemptions=self._preemptions,
             paused=len(self._paused),
         )
 
@@ -168,10 +170,17 @@ class NullEngine:
         assert self._waiting == sorted(self._waiting, key=_order)
 
     def _admit(self) -> None:
-        count = self._max_num_seqs - len(self._running)
-        for one in self._waiting[:count]:
-            self._running[one.key] = one
-        del self._waiting[:count]
+        """Give rows to those who wait, in order; the more urgent take them from the less, last come first."""
+        waiting, running = self._waiting, self._running
+        while waiting:
+            if len(running) >= self._max_num_seqs:
+                last = max(running.values(), key=_order)
+                if last.order[0] <= waiting[0].order[0]:
+                    return
+                insort(waiting, running.pop(last.key), key=_order)
+                self._preemptions += 1
+            one = waiting.pop(0)
+            running[one.key] = one
 
     def _pace(self) -> None:
         """Wait until the step is due. The times form a grid, so that late steps add up to no drift."""

@@ -6,7 +6,7 @@ Pure: it reads counters and hands out numbers. It knows no tensors, no I/O, no o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from heapq import merge
 
@@ -33,6 +33,8 @@ class Batch:
         self.step = step
         self.budget = budget
         self.starts: list[RowStart] = []
+        #: Digests of the blocks that rows of this step will add to the cache next.
+        self.leaders: set[bytes] = set()
         self._decode: list[tuple[Row, Request]] = []
         self._prefill: list[tuple[Row, Request]] = []
 
@@ -133,35 +135,47 @@ class Planner:
     def plan(self, step: int, *, busy: bool) -> Decision | None:
         """Plan step number ``step``; ``busy`` says that the step before is not committed yet.
 
-        Decode rows come first and always run, so that no prompt delays the tokens of others by more than
-        one budget. The rest of the budget goes to prompts in the order of the queue, whether they are
-        half computed or new; several may share it.
+        Class by class: decode rows first, so that no prompt delays the tokens of others by more than one
+        budget; then prompts in the order of the queue, whether they are half computed or new; several may
+        share a step. What the more urgent classes leave of the budget is for the others.
         """
         decoding = [
             request for request in self.running.values() if request.remaining == 1 and request.left > 0
         ]
+        if busy and (self._blocks_short(decoding) > 0 or self._must_yield()):
+            # A bubble is cheaper than taking the blocks of a request whose token is on its way;
+            # besides, requests that end with the step in flight may make room by themselves.
+            return None
         retracted = 0
         while self._blocks_short(decoding) > 0:
-            if busy:
-                # A bubble is cheaper than taking the blocks of a request whose token is on its way;
-                # besides, requests that end with the step in flight may make room by themselves.
-                return None
-            victim = self._victim()
-            self._retract(victim)
+            self._retract(self._victim())
             retracted += 1
         if retracted:
             self.admission.retracted(self.running.values())
         elif decoding:
             self.admission.decay()
         batch = Batch(step, self._config.max_num_batched_tokens)
-        for request in decoding:
-            if request.state is State.RUNNING:
-                if request.computed == len(request.blocks) * self.pool.block_size:
-                    self.ownership.grow(request)
-                batch.add(request)
         # What was just retracted would come straight back: new ones wait for a step without trouble.
-        self._add_prompts(batch, decoding, admitting=not retracted)
+        admitting = not retracted
+        for priority in sorted({r.source.priority for r in (*self.running.values(), *self.waiting)}):
+            before = self.preemptions
+            self._add_decoding(batch, decoding, priority)
+            self._add_prompts(batch, priority, admitting=admitting)
+            admitting = admitting and self.preemptions == before
         return batch.decision()
+
+    def _add_decoding(self, batch: Batch, decoding: Iterable[Request], priority: int) -> None:
+        for request in decoding:
+            # One of a less urgent class may have given way, or be left out: it keeps what it has.
+            if request.source.priority != priority or request.state is not State.RUNNING or not batch.budget:
+                continue
+            if request.computed == len(request.blocks) * self.pool.block_size:
+                if not self.pool.num_free:
+                    continue  # a more urgent prompt took the last block
+                self.ownership.grow(request)
+            batch.add(request)
+            if self.waiting:
+                batch.leaders.update(self._next_digest(request))
 
     def _blocks_short(self, decoding: Iterable[Request]) -> int:
         full = (
@@ -181,23 +195,21 @@ class Planner:
         assert self.paused or len(self.running) > 1, "a request outgrew the KV cache"
         return max(candidates.values(), key=_readiness_to_give_way)
 
-    def _add_prompts(self, batch: Batch, decoding: list[Request], *, admitting: bool) -> None:
-        prefilling = sorted((r for r in self.running.values() if r.remaining > 1), key=_order)
-        admitting = admitting and bool(self.waiting)
-        leaders: set[bytes] = set()
-        reserved = 0
-        if admitting:
-            leaders.update(digest for request in decoding for digest in self._next_digest(request))
-            reserved = self.admission.reserved(self.running.values())
-        for request in merge(prefilling, tuple(self.waiting), key=_order):
+    def _add_prompts(self, batch: Batch, priority: int, *, admitting: bool) -> None:
+        running = [r for r in self.running.values() if r.source.priority == priority]
+        prefilling = sorted((request for request in running if request.remaining > 1), key=_order)
+        waiting = tuple(request for request in self.waiting if request.source.priority == priority)
+        admitting = admitting and bool(waiting)
+        reserved = self._reserved(priority) if admitting else 0
+        for request in merge(prefilling, waiting, key=_order):
             if not batch.budget:
                 break
             if request.row < 0:
                 if not admitting:
                     continue
                 hits = self._hits(request)
-                if leaders and len(hits) < request.max_hits and request.digest(len(hits)) in leaders:
-                    continue  # another prompt computes that very block in this step: hit it in the next
+                if len(hits) < request.max_hits and request.digest(len(hits)) in batch.leaders:
+                    continue  # another row computes that very block in this step: hit it in the next
                 found = self._room_for(request, hits, reserved)
                 if found is None:
                     admitting = False  # whoever is behind waits too, else small ones would starve it
@@ -206,7 +218,7 @@ class Planner:
                 batch.start(request)
                 reserved += self.admission.growth(request)
             batch.add(request)
-            leaders.update(self._next_digest(request))
+            batch.leaders.update(self._next_digest(request))
 
     def _next_digest(self, request: Request) -> tuple[bytes, ...]:
         """Digest of the block that a prompt in this step will add to the cache next, if any."""
@@ -223,29 +235,56 @@ class Planner:
     def _room_for(self, request: Request, hits: list[int], reserved: int) -> list[int] | None:
         """The prefix hits to start ``request`` with, or None while there is no room for it.
 
-        Paused requests give way if that makes the room: nobody waits for a reader who does not read.
+        Others give way if that makes the room: first the paused, since nobody waits for a reader who does not
+        read; then the less urgent.
         """
-        idle = [other for other in self.paused.values() if not other.in_flight]
-        in_the_way = sum(len(other.blocks) for other in idle)
-        if not (self.ownership.num_free_rows or idle):
+        yielding = self._yielding_to(request)
+        if not self._would_fit(request, hits, reserved, yielding):
             return None
-        if self._blocks_wanted(request, hits, reserved) > self.pool.num_free + in_the_way:
-            return None
-        idle.sort(key=_readiness_to_give_way)
-        while self._blocks_wanted(request, hits, reserved) > self.pool.num_free or (
-            not self.ownership.num_free_rows
-        ):
-            if not idle:
+        while not self._would_fit(request, hits, reserved, ()):
+            if not yielding:
                 return None  # the blocks in the way were shared ones
-            self._retract(idle.pop())
+            self._retract(yielding.pop())
             hits = self._hits(request)
         return hits
 
-    def _blocks_wanted(self, request: Request, hits: list[int], reserved: int) -> int:
-        """Free blocks it takes to start ``request`` with the prospect of getting it to its end."""
+    def _reserved(self, priority: int) -> int:
+        """Blocks that those from whom ``priority`` cannot take are expected to ask for."""
+        return self.admission.reserved(r for r in self.running.values() if r.source.priority <= priority)
+
+    def _yielding_to(self, request: Request, *, in_flight: bool = False) -> list[Request]:
+        """Who would give way to ``request``, the first to do so last; ``in_flight``: after this step."""
+        less = (r for r in self.running.values() if r.source.priority > request.source.priority)
+        ordered = [
+            *sorted(less, key=_readiness_to_give_way),
+            *sorted(self.paused.values(), key=_readiness_to_give_way),
+        ]
+        return [other for other in ordered if in_flight or not other.in_flight]
+
+    def _would_fit(
+        self, request: Request, hits: list[int], reserved: int, without: Collection[Request]
+    ) -> bool:
+        """Whether there are a row and blocks to start ``request``, once those of ``without`` are free."""
+        if not (self.ownership.num_free_rows or without):
+            return False
         wanted = self.pool.blocks_for(request.total) - len(hits) + self.pool.num_idle(hits)
-        # Alone it may try: there is nobody to retract it for, and `Engine.add` saw that its tokens fit.
-        return wanted + self.admission.growth(request) + reserved if self.running else wanted
+        if any(r.source.priority <= request.source.priority for r in self.running.values()):
+            # With the prospect of getting it to its end. Alone, or beside those that give way, it may try:
+            # there is nobody to retract it for, and `Engine.add` saw that its tokens fit.
+            wanted += self.admission.growth(request) + reserved
+        return wanted <= self.pool.num_free + sum(len(other.blocks) for other in without)
+
+    def _must_yield(self) -> bool:
+        """Whether the first in the queue could start, if the step in flight did not hold what it needs."""
+        head = self.waiting[0] if self.waiting else None
+        if head is None or not any(r.source.priority > head.source.priority for r in self.running.values()):
+            return False
+        ahead = sum(r.remaining for r in self.running.values() if r.order < head.order)
+        if ahead >= self._config.max_num_batched_tokens:
+            return False  # its turn has not come
+        hits, reserved = self._hits(head), self._reserved(head.source.priority)
+        now, then = self._yielding_to(head), self._yielding_to(head, in_flight=True)
+        return not self._would_fit(head, hits, reserved, now) and self._would_fit(head, hits, reserved, then)
 
     def _admit(self, request: Request, hits: list[int]) -> None:
         self.ownership.take(request, hits)
@@ -259,17 +298,19 @@ class Planner:
 
     # What others may know.
 
-    def room(self) -> int:
-        """How many more requests would start soon. Paused ones do not count: they give way."""
-        held = len(self.running) + len(self.waiting)
-        rows = self._config.max_num_seqs - held
+    def room(self, priority: int) -> int:
+        """How many more requests of ``priority`` would start soon. Who gives way to them does not count."""
+        running = [r for r in self.running.values() if r.source.priority <= priority]
+        waiting = [r for r in self.waiting if r.source.priority <= priority]
+        rows = self._config.max_num_seqs - len(running) - len(waiting)
         if rows <= 0:
             return 0
-        if not held:
+        if not running and not waiting:
             return max(1, min(rows, self.admission.newcomers(self.pool.num_blocks)))
-        spare = self.pool.num_free + sum(len(request.blocks) for request in self.paused.values())
-        spare -= self.admission.reserved(self.running.values())
-        spare -= sum(self.admission.need(request) for request in self.waiting)
+        yielding = [r for r in self.running.values() if r.source.priority > priority]
+        spare = self.pool.num_free + sum(len(r.blocks) for r in (*yielding, *self.paused.values()))
+        spare -= self.admission.reserved(running)
+        spare -= sum(self.admission.need(request) for request in waiting)
         return min(rows, self.admission.newcomers(spare))
 
     def check(self) -> None:

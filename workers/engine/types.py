@@ -32,7 +32,7 @@ class EngineRequest:
     params: SamplingParams
     seed: int
     output_ids: Sequence[int] = ()
-    #: Lower runs earlier; 0 is interactive, 1 is batch.
+    #: Lower runs earlier, and takes from the higher what it needs; 0 is interactive, 1 is batch.
     priority: int = 0
     #: Namespace of the prefix cache: requests share cached blocks only within the same salt.
     salt: str = ""
@@ -95,8 +95,8 @@ class Engine(Protocol):
     def has_work(self) -> bool:
         """Whether a `step` would do or report anything (paused requests alone are no work)."""
 
-    def room(self) -> int:
-        """How many more requests the engine would start soon: what the scheduler may read now."""
+    def room(self, priority: int = 0) -> int:
+        """How many more requests of ``priority`` it would start soon: what the scheduler may read now."""
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""

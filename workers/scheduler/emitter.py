@@ -6,6 +6,7 @@ lost is asked for again under the same sequence number; a Redis that rolled back
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -55,7 +56,8 @@ class Emitter:
         self._on_reply = on_reply
         self._on_fenced = on_fenced
         self._seq = 0
-        self._steps: queue.Queue[Step] = queue.Queue(QUEUE)
+        #: None is no step, but wakes the thread.
+        self._steps: queue.Queue[Step | None] = queue.Queue(QUEUE)
         self._sent: deque[tuple[float, int, Step]] = deque()
         self._stop = threading.Event()
         self._name = f"emit-{partition}"
@@ -79,6 +81,8 @@ class Emitter:
     def stop(self, timeout_s: float) -> None:
         """Sends what is queued, then ends; gives up after ``timeout_s``."""
         self._stop.set()
+        with contextlib.suppress(queue.Full):  # then it is awake
+            self._steps.put_nowait(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -88,10 +92,13 @@ class Emitter:
             try:
                 step = self._steps.get(timeout=TICK_S)
             except queue.Empty:
-                if self._stop.is_set():
-                    self._progress.end(self._name)
-                    return
                 step = None
+            else:
+                if step is None:
+                    self._steps.task_done()
+            if step is None and self._stop.is_set():
+                self._progress.end(self._name)
+                return
             try:
                 self._send(step)
             except FencedError as error:

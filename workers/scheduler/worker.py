@@ -7,45 +7,37 @@ the pending list is the list of who owns what.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from common import errors
-from common.bus import handoffs
+from common.bus import handoffs, registry, starting
 from common.bus.client import Bus, FencedError
-from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Started, Step
+from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Step
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
-from common.bus.streams import Entry
+from common.bus.starting import Started
+from common.bus.streams import Entry, Place
+from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
-from common.messages import Request, TokRecord, format_record
-from workers.engine.types import Engine, EngineRequest, Finish, Output
+from common.messages import Request
+from workers.engine.types import Engine, EngineRequest, Output
+from workers.scheduler.control import Control
 from workers.scheduler.emitter import TICK_S, Emitter
+from workers.scheduler.jobs import Job, end_row, error_row
+from workers.scheduler.suspects import Suspects
 
 log = Log(__name__)
 
 #: Crashes without progress after which a choice is given up (B8).
 MAX_ATTEMPTS = 3
-#: A partition is paused while more steps than this await its detokenizer.
-BACKLOG = 200
-
-
-@dataclass(slots=True)
-class Job:
-    """One choice in hand: where its entry is pending, and how long its token log is."""
-
-    uid: str
-    choice: int
-    partition: int
-    cls: str
-    entry: str
-    #: Length of the log once all that was sent is applied.
-    log_size: int
-    #: Redis refused a row of it: the log is gone, or another worker's. Nothing of it is sent any more.
-    disowned: bool = False
+#: How often a worker that is to stop looks for a peer to hand its work to.
+_LOOK_S = 0.5
+#: How many owners of a choice START may name before something is very wrong.
+_OWNERS = 3
 
 
 class SchedulerWorker:
@@ -84,13 +76,17 @@ class SchedulerWorker:
         ]
         self._jobs: dict[str, Job] = {}
         #: Entries in hand, until the EMIT that acks them was answered; they are not stranded.
-        self._held: set[str] = set()
-        self._refused: deque[str] = deque()
-        self._replies: dict[int, Emitted] = {}
+        self._held: set[Place] = set()
+        self._control = Control()
         self._paused: set[str] = set()
+        self._suspects = Suspects()
+        #: The last choice of which a token was committed while it was on trial.
+        self._proven = ""
         self._stash: dict[int, Step] = {}
         self._fence: FencedError | None = None
         self._draining = False
+        self._leaving = False
+        self._next_look = 0.0
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -104,9 +100,23 @@ class SchedulerWorker:
 
     def begin_drain(self) -> None:
         self._draining = True
+        self._look_for_peers()
 
     def busy(self) -> bool:
-        return bool(self._jobs or self._stash) or not all(emitter.idle() for emitter in self._emitters)
+        answered = all(emitter.idle() for emitter in self._emitters)
+        return not answered or (bool(self._jobs or self._stash) and not self._leaving)
+
+    def _look_for_peers(self) -> None:
+        """With a peer there is nothing to finish: it goes on with all that is pending here, at once."""
+        self._next_look = time.monotonic() + _LOOK_S
+        try:
+            peers = registry.serving(self._bus, self._keys, registry.SCHEDULER, self._model)
+        except MillstreamError as error:
+            log.warning("could not look for a peer", error=error.message)
+            return
+        if {*peers} - {self._worker}:
+            self._leaving = True
+            log.info("handing over", choices=len(self._jobs))
 
     def shutdown(self) -> None:
         self._intake.stop()
@@ -118,7 +128,7 @@ class SchedulerWorker:
         if self._engine is None:
             return {"loading": True}
         stats = self._engine.stats()
-        return {name: getattr(stats, name) for name in stats.__slots__}
+        return {name: getattr(stats, name) for name in stats.__slots__} | {"suspects": len(self._suspects)}
 
     # -- loop ---------------------------------------------------------------------------------------------
 
@@ -127,12 +137,20 @@ class SchedulerWorker:
             raise self._fence
         assert self._engine is not None
         engine = self._engine
+        if self._draining and not self._leaving and time.monotonic() >= self._next_look:
+            self._look_for_peers()
+        if self._leaving:
+            self.wake.wait(TICK_S / 10)  # for what was sent to be answered
+            self.wake.clear()
+            return
         self._obey(engine)
-        if not self._draining:
-            self._take_in(engine)
+        self._take_in(engine)
+        self._steer(engine)
         self._flush_stash()
         if engine.has_work() and not self._stash and not self._clogged():
             self._send(engine.step())
+            if self._suspects.on_trial is None:
+                self._suspects.others_ran()
         else:
             self.wake.wait(TICK_S)
             self.wake.clear()
@@ -141,45 +159,79 @@ class SchedulerWorker:
         """Whether a step's results could not be sent now."""
         return any(emitter.full() for emitter in self._emitters)
 
+    # -- in -----------------------------------------------------------------------------------------------
+
     def _take_in(self, engine: Engine) -> None:
-        for entry in self._intake.recovered(self._held):
-            self._start(engine, entry)
-        room = engine.room()
-        if room > 0:
-            for entry in self._intake.fresh(room):
-                self._start(engine, entry)
+        """Work of dead peers always, since without us nobody may be there; new work only as long as we stay.
+
+        Beside a suspect nothing new is taken: a peer may have it meanwhile.
+        """
+        try:
+            self._intake.take_recovered(self._held)
+            if not self._draining and self._suspects.on_trial is None:
+                self._intake.take_fresh([engine.room(priority) for priority in range(len(CLASSES))])
+        finally:
+            self._intake.begin(lambda entry: self._start(engine, entry))
 
     def _start(self, engine: Engine, entry: Entry) -> None:
         """One entry becomes a job, or goes away because nobody wants it any more."""
-        cls = entry.stream.rpartition(":")[2]
-        uid, choice = entry.uid, entry.choice
-        counts = entry.claimed and not entry.drained
-        call = handoffs.start(
-            self._keys, uid, choice, model=self._model, cls=cls, worker=self._worker, counts=counts
-        )
-        try:
-            started = self._bus.run(call)
-        except (AttributeError, KeyError, ValueError):
-            # Crashing on it would only hand it to a peer, to crash on. Its reply ends with its deadline.
-            log.exception("a request cannot be read", uid=uid)
-            self._drop(entry, cls)
+        key, cls = f"{entry.uid}/{entry.choice}", _class_of(entry)
+        started = self._claim(entry)
+        if started is None or started.code == "ENDED":
+            self._drop(entry)
             return
-        if started.code == "ENDED":
-            self._drop(entry, cls)
-            return
-        key = f"{uid}/{choice}"
         if key in self._jobs:
             return
-        self._jobs[key] = Job(uid, choice, partition_of(uid), cls, entry.id, started.log_size)
-        self._held.add(entry.id)
+        tokens = len(started.output_ids)
+        job = Job(entry.uid, entry.choice, partition_of(entry.uid), cls, entry, started.log_size, tokens)
+        self._jobs[key] = job
+        self._held.add(entry.place)
         if started.code == "CANCELLED":
-            self._end(key, len(started.output_ids), errors.CancelledError())
+            self._end(key, errors.CancelledError())
         elif started.attempts >= MAX_ATTEMPTS:
-            self._end(key, len(started.output_ids), errors.WorkerCrashedError())
+            self._end(key, errors.WorkerCrashedError())
+        elif started.attempts:
+            log.warning("a request may have crashed a worker", uid=entry.uid, attempts=started.attempts)
+            self._suspects.add(key, started.attempts)
         else:
-            engine.add(self._engine_request(key, choice, started))
+            self._run(engine, key, started)
 
-    def _drop(self, entry: Entry, cls: str) -> None:
+    def _claim(self, entry: Entry, *, alone: bool = False) -> Started | None:
+        """START; None when the request cannot be read."""
+        owner = ""
+        for _ in range(_OWNERS):
+            call = starting.start(
+                self._keys, entry.uid, entry.choice,
+                model=self._model, cls=_class_of(entry), worker=self._worker, owner=owner, alone=alone,
+            )  # fmt: skip
+            try:
+                started = self._bus.run(call)
+            except (AttributeError, KeyError, ValueError):
+                # Crashing on it would only hand it to a peer, to crash on. Its reply ends with its deadline.
+                log.exception("a request cannot be read", uid=entry.uid)
+                return None
+            if started.code != "OWNER":
+                return started
+            owner = started.owner
+        raise UnavailableError("A choice changes hands all the time.")
+
+    def _run(self, engine: Engine, key: str, started: Started) -> None:
+        job, request = self._jobs[key], started.request
+        assert isinstance(request, Request)
+        job.running = True
+        engine.add(
+            EngineRequest(
+                key=key,
+                prompt_ids=started.prompt_ids,
+                params=request.params,
+                seed=request.params.choice_seed(job.choice % request.n),
+                output_ids=started.output_ids,
+                priority=CLASSES.index(request.cls) if request.cls in CLASSES else 0,
+                salt=request.tenant,
+            )
+        )
+
+    def _drop(self, entry: Entry) -> None:
         call = handoffs.drop(
             self._keys,
             entry.uid,
@@ -188,22 +240,66 @@ class SchedulerWorker:
             group=SCHEDULERS,
             entry=entry.id,
             model=self._model,
-            cls=cls,
+            cls=_class_of(entry),
         )
         self._bus.run(call)
 
-    def _engine_request(self, key: str, choice: int, started: Started) -> EngineRequest:
-        request = started.request
-        assert isinstance(request, Request)
-        return EngineRequest(
-            key=key,
-            prompt_ids=started.prompt_ids,
-            params=request.params,
-            seed=request.params.choice_seed(choice % request.n),
-            output_ids=started.output_ids,
-            priority=CLASSES.index(request.cls) if request.cls in CLASSES else 0,
-            salt=request.tenant,
-        )
+    # -- suspects -----------------------------------------------------------------------------------------
+
+    def _steer(self, engine: Engine) -> None:
+        """Pauses what may not run now: as Redis said, or because a suspect is to run alone."""
+        blocked = self._control.paused(self._jobs)
+        suspects = self._suspects
+        if suspects.on_trial == self._proven:
+            suspects.discard(self._proven)
+        if suspects.on_trial in blocked:
+            suspects.put_back()
+        self._pause(engine, blocked)
+        if not suspects:
+            return
+        suspects.choose(blocked, others=engine.has_work())
+        self._pause(engine, blocked)
+        key = suspects.on_trial
+        # What is still in flight ends first, so that nothing at all is beside it.
+        if key is not None and not self._jobs[key].running and not engine.has_work():
+            self._try_alone(engine, key)
+
+    def _pause(self, engine: Engine, blocked: set[str]) -> None:
+        trial = self._suspects.on_trial
+        if trial is not None:
+            wanted = {key for key, job in self._jobs.items() if job.running and key != trial}
+        elif blocked or self._suspects:
+            held_back = (key for key in self._jobs if key in blocked or key in self._suspects)
+            wanted = {key for key in held_back if self._jobs[key].running}
+        else:
+            wanted = set()
+        for key in wanted - self._paused:
+            engine.pause(key)
+        for key in self._paused - wanted:
+            engine.resume(key)
+        self._paused = wanted
+
+    def _try_alone(self, engine: Engine, key: str) -> None:
+        """START once more, now to run. Whatever is wrong with it holds up the others no longer than that."""
+        job = self._jobs[key]
+        try:
+            started = self._claim(job.entry, alone=True)
+            if started is None or started.code == "ENDED":
+                self._drop(job.entry)
+                self._held.discard(self._close(key).entry.place)
+            elif started.code == "CANCELLED":
+                self._end(key, errors.CancelledError())
+            else:
+                self._run(engine, key, started)
+        except FencedError:
+            raise
+        except UnavailableError as error:
+            log.warning("a suspect cannot be tried yet", uid=job.uid, error=error.message)
+            self._suspects.put_back()
+        except MillstreamError as error:
+            # As in the intake: left to the search for stranded entries.
+            log.warning("a suspect cannot be tried", uid=job.uid, error=error.message)
+            self._held.discard(self._close(key).entry.place)
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -217,33 +313,34 @@ class SchedulerWorker:
             uid, choice = job.uid, job.choice
             if job.disowned:
                 if output.finish is not None:
-                    self._held.discard(self._close(output.key).entry)
+                    self._held.discard(self._close(output.key).entry.place)
                 continue
             if output.finish is None:  # the plain token, by far the most common
                 record, piece = f"{uid} {choice} {output.index} {output.token}", f"{output.token},"
                 rows[job.partition].append(EmitRow(uid, choice, record, piece, job.log_size))
                 job.log_size += len(piece)
             else:
-                rows[job.partition].append(_end_row(job, output))
-                ends[job.partition].append(self._close(output.key))
+                rows[job.partition].append(end_row(job, output))
+                ends[job.partition].append(self._end_of(self._close(output.key)))
             if output.cached_tokens:
                 cached[job.partition].append((uid, choice, output.cached_tokens))
         for partition, some in rows.items():
             step = Step(tuple(some), tuple(ends[partition]), tuple(cached[partition]))
             self._emitters[partition].submit(step)
 
-    def _close(self, key: str, dead_reason: str = "") -> EmitEnd:
-        job = self._jobs.pop(key)
+    def _close(self, key: str) -> Job:
         self._paused.discard(key)
-        return EmitEnd(job.uid, job.choice, self._model, job.cls, job.entry, dead_reason)
+        self._suspects.discard(key)
+        return self._jobs.pop(key)
 
-    def _end(self, key: str, index: int, error: errors.MillstreamError) -> None:
-        """Ends a choice that never reached the engine; sent when its partition's emitter has room."""
-        job = self._jobs[key]
-        kind = errors.kind_of(error)
-        record = TokRecord(job.uid, job.choice, index, None, "error", kind, error.message)
-        row = EmitRow(job.uid, job.choice, format_record(record), "", job.log_size)
-        end = self._close(key, error.message if kind == "crashed" else "")
+    def _end_of(self, job: Job, dead_reason: str = "") -> EmitEnd:
+        return EmitEnd(job.uid, job.choice, self._model, job.cls, job.entry.id, dead_reason)
+
+    def _end(self, key: str, error: MillstreamError) -> None:
+        """Ends a choice that the engine does not have; sent when its partition's emitter has room."""
+        job = self._close(key)
+        crashed = errors.kind_of(error) == "crashed"
+        row, end = error_row(job, error), self._end_of(job, error.message if crashed else "")
         waiting = self._stash.get(job.partition, Step())
         self._stash[job.partition] = Step((*waiting.rows, row), (*waiting.ends, end))
 
@@ -256,9 +353,16 @@ class SchedulerWorker:
 
     def _note(self, partition: int, step: Step, reply: Emitted) -> None:
         """Called from an emitter's thread."""
-        self._replies[partition] = reply
-        self._refused.extend(f"{uid}/{choice}" for uid, choice in reply.refused)
-        self._held.difference_update([end.entry for end in step.ends])
+        self._control.note(partition, reply)
+        for end in step.ends:
+            self._held.discard((self._keys.sched(partition, end.model, end.cls), end.entry))
+        if (trial := self._suspects.on_trial) is not None:
+            committed = {
+                f"{row.uid}/{row.choice}"
+                for row in step.rows
+                if row.piece and (row.uid, row.choice) not in reply.refused
+            }
+            self._proven = trial if trial in committed else self._proven
         if step.rows or reply.cancel or reply.pause or self._paused:
             self.wake.set()  # there is room for the next step, or something to obey
 
@@ -268,41 +372,17 @@ class SchedulerWorker:
         self.wake.set()
 
     def _obey(self, engine: Engine) -> None:
-        """Cancels and pauses what the control sets say; the sets may also name others' requests.
-
-        A partition whose detokenizer is behind is paused as well, and no other with it.
-        """
-        replies = list(self._replies.values())
-        while self._refused:
-            key = self._refused.popleft()
+        """Lets go of what is another worker's, and cancels what is flagged."""
+        for key in self._control.refused():
             if (lost := self._jobs.get(key)) is not None and not lost.disowned:
                 lost.disowned = True
                 engine.cancel(key)
-        cancels = frozenset().union(*(reply.cancel for reply in replies))
-        if cancels:
-            for key, job in list(self._jobs.items()):
-                if key in cancels or job.uid in cancels:
-                    engine.cancel(key)
-        pauses = frozenset().union(*(reply.pause for reply in replies))
-        behind = {p for p, reply in self._replies.items() if reply.backlog > BACKLOG}
-        if not pauses and not behind and not self._paused:
-            return
-        wanted = {key for key, job in self._jobs.items() if job.uid in pauses or job.partition in behind}
-        for key in wanted - self._paused:
-            engine.pause(key)
-        for key in self._paused - wanted:
-            engine.resume(key)
-        self._paused = wanted
+        for key in self._control.cancelled(self._jobs):
+            if self._jobs[key].running:
+                engine.cancel(key)
+            else:
+                self._end(key, errors.CancelledError())
 
 
-def _end_row(job: Job, output: Output) -> EmitRow:
-    """The record of an engine's end: a token with stop or length, or an error without one."""
-    if output.finish is Finish.CANCELLED:
-        end, kind, message = "error", "cancelled", errors.CancelledError().message
-    elif output.finish is Finish.ERROR:
-        end, kind, message = "error", "internal", output.error
-    else:
-        end, kind, message = str(output.finish), "", ""
-    record = TokRecord(job.uid, job.choice, output.index, output.token, end, kind, message)
-    piece = "" if output.token is None else f"{output.token},"
-    return EmitRow(job.uid, job.choice, format_record(record), piece, job.log_size)
+def _class_of(entry: Entry) -> str:
+    return entry.stream.rpartition(":")[2]

@@ -81,7 +81,7 @@ class TokenizerWorker:
         self._draining = True
 
     def busy(self) -> bool:
-        return False  # a pass finishes what it reads
+        return False  # a pass finishes what it begins; what it could not begin is for a peer
 
     def shutdown(self) -> None:
         self._intake.stop()
@@ -92,12 +92,10 @@ class TokenizerWorker:
 
     def step(self) -> None:
         self._refresh_limits()
-        entries = self._intake.recovered(())  # nothing is held between two passes
+        self._intake.take_recovered(())  # what was begun is finished within the pass
         if not self._draining:
-            entries += self._intake.fresh(_READ_COUNT)
-        for entry in entries:
-            self._do(entry)
-        if not entries:
+            self._intake.take_fresh([_READ_COUNT] * len(CLASSES))
+        if not self._intake.begin(self._do):
             self.wake.wait(_IDLE_S)
             self.wake.clear()
 
