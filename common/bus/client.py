@@ -138,12 +138,13 @@ class Bus:
         outcomes: list[T | MillstreamError] = []
         for call, reply in zip(calls, self._exchange(commands), strict=True):
             if isinstance(reply, redis.exceptions.NoScriptError):
-                alone = self._run_alone(call)
-                outcomes.append(alone)
+                outcome = self._run_alone(call)
+                outcomes.append(outcome)
             elif isinstance(reply, redis.exceptions.ResponseError):
                 outcomes.append(_from_reply(reply))
             else:
-                outcomes.append(call.parse(reply))
+                outcome = _parsed(call, reply)
+                outcomes.append(outcome)
         return outcomes
 
     def do_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -198,6 +199,13 @@ def _factory(url: str, name: str, timeout_s: float) -> redis.ConnectionPool:
     return redis.ConnectionPool.from_url(
         url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **_options(name)
     )
+
+
+def _parsed(call: Call[T], reply: Any) -> T | MillstreamError:
+    try:
+        return call.parse(reply)
+    except (AttributeError, KeyError, ValueError):
+        return MillstreamError("The reply cannot be read.")
 
 
 def _ask(connection: ConnectionInterface, command: tuple[Any, ...]) -> Any:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+import hiredis
 import redis
-from redis.asyncio import Redis as AsyncRedis
 
 from common.bus import client
+from common.bus.pipeline import Pipeline
 from common.bus.scripts import sha_of, source_of
 
 #: A message and all its repeats: longer than any retrying client goes on.
@@ -130,31 +131,50 @@ def install(point: Failpoint, marker: Path, worker: str) -> None:
 
 def _wrap_sync(armed: _Armed) -> None:
     ask: Callable[[Any, Any], Any] = client._ask
+    ask_many: Callable[[Any, Any], Any] = client._ask_many
 
-    def struck(connection: Any, command: tuple[Any, ...]) -> Any:
+    def one_struck(connection: Any, command: tuple[Any, ...]) -> Any:
         if not armed.strikes(command):
             return ask(connection, command)
+        return _cut(connection, lambda: ask(connection, command))
+
+    def many_struck(connection: Any, commands: Sequence[tuple[Any, ...]]) -> Any:
+        """What travels together is lost together."""
+        struck = [armed.strikes(command) for command in commands]  # all of them, to count them
+        if not any(struck):
+            return ask_many(connection, commands)
+        return _cut(connection, lambda: ask_many(connection, commands))
+
+    def _cut(connection: Any, exchange: Callable[[], Any]) -> Any:
         try:
             armed.act(Side.BEFORE)
-            reply = ask(connection, command)
+            reply = exchange()
             armed.act(Side.AFTER)
         except redis.exceptions.ConnectionError:
             connection.disconnect()
             raise
         return reply
 
-    client._ask = struck
+    client._ask = one_struck
+    client._ask_many = many_struck
 
 
 def _wrap_async(armed: _Armed) -> None:
-    ask: Any = AsyncRedis._send_command_parse_response
+    ask: Any = Pipeline.ask
 
-    async def struck(self: Any, connection: Any, name: str, *command: Any, **options: Any) -> Any:
-        if not armed.strikes(command):
-            return await ask(self, connection, name, *command, **options)
+    async def struck(self: Pipeline, packed: bytes) -> Any:
+        if not armed.strikes(_command(packed)):
+            return await ask(self, packed)
         armed.act(Side.BEFORE)
-        reply = await ask(self, connection, name, *command, **options)
+        reply = await ask(self, packed)
         armed.act(Side.AFTER)
         return reply
 
-    AsyncRedis._send_command_parse_response = struck
+    Pipeline.ask = struck
+
+
+def _command(packed: bytes) -> tuple[Any, ...]:
+    """The words of a command as the protocol writes it."""
+    reader = hiredis.Reader(encoding="utf-8", errors="replace")
+    reader.feed(packed)
+    return tuple(reader.gets())

@@ -182,7 +182,7 @@ class Bench:
         self.emitter = Emitter(
             world.desk.bus,
             world.desk.keys,
-            0,
+            1,
             worker="scheduler-1",
             progress=Progress(),
             on_reply=lambda _partition, _step, reply: self.replies.append(reply),
@@ -191,7 +191,7 @@ class Bench:
 
     def step(self) -> None:
         until(lambda: not self.emitter.full(), "there is room", every=0.001)
-        self.emitter.submit(self.scheduler.build(list(self.scheduler.jobs)))
+        self.emitter.submit({0: self.scheduler.build(list(self.scheduler.jobs))})
 
     def settle(self) -> None:
         until(self.emitter.idle, "all is answered", every=0.001)

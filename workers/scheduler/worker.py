@@ -6,10 +6,11 @@ the pending list is the list of who owns what.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import errors
@@ -19,6 +20,7 @@ from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Step
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
+from common.bus.scripts import Call
 from common.bus.starting import Started
 from common.bus.streams import Entry, Place
 from common.errors import MillstreamError, UnavailableError
@@ -38,6 +40,8 @@ MAX_ATTEMPTS = 3
 _LOOK_S = 0.5
 #: How many owners of a choice START may name before something is very wrong.
 _OWNERS = 3
+#: Choices that are started in one exchange.
+_STARTS = 64
 
 
 class SchedulerWorker:
@@ -68,15 +72,15 @@ class SchedulerWorker:
         self._intake = Intake(
             bus, keys, SCHEDULERS, streams, worker=worker, lease_ms=lease_ms, wake=self.wake
         )
-        self._emitters = [
-            Emitter(
-                bus, keys, p, worker=worker, progress=progress, on_reply=self._note, on_fenced=self._on_fenced
-            )
-            for p in range(partitions)
-        ]
+        self._emitter = Emitter(
+            bus, keys, partitions, worker=worker, progress=progress,
+            on_reply=self._note, on_fenced=self._on_fenced,
+        )  # fmt: skip
         self._jobs: dict[str, Job] = {}
         #: Entries in hand, until the EMIT that acks them was answered; they are not stranded.
         self._held: set[Place] = set()
+        #: What was started in one exchange and is to be begun now.
+        self._claimed: dict[Place, Started] = {}
         self._control = Control()
         self._paused: set[str] = set()
         self._suspects = Suspects()
@@ -93,8 +97,7 @@ class SchedulerWorker:
     def startup(self) -> None:
         self._engine = self._build_engine()
         self._intake.start()
-        for emitter in self._emitters:
-            emitter.start()
+        self._emitter.start()
         self._announce()
         log.info("ready", model=self._model)
 
@@ -103,8 +106,7 @@ class SchedulerWorker:
         self._look_for_peers()
 
     def busy(self) -> bool:
-        answered = all(emitter.idle() for emitter in self._emitters)
-        return not answered or (bool(self._jobs or self._stash) and not self._leaving)
+        return not self._emitter.idle() or (bool(self._jobs or self._stash) and not self._leaving)
 
     def _look_for_peers(self) -> None:
         """With a peer there is nothing to finish: it goes on with all that is pending here, at once."""
@@ -120,8 +122,7 @@ class SchedulerWorker:
 
     def shutdown(self) -> None:
         self._intake.stop()
-        for emitter in self._emitters:
-            emitter.stop(timeout_s=2.0)
+        self._emitter.stop(timeout_s=2.0)
 
     def stats(self) -> Mapping[str, Any]:
         """Readings for the registry; called from the lease thread."""
@@ -147,17 +148,13 @@ class SchedulerWorker:
         self._take_in(engine)
         self._steer(engine)
         self._flush_stash()
-        if engine.has_work() and not self._stash and not self._clogged():
+        if engine.has_work() and not self._stash and not self._emitter.full():
             self._send(engine.step())
             if self._suspects.on_trial is None:
                 self._suspects.others_ran()
         else:
             self.wake.wait(TICK_S)
             self.wake.clear()
-
-    def _clogged(self) -> bool:
-        """Whether a step's results could not be sent now."""
-        return any(emitter.full() for emitter in self._emitters)
 
     # -- in -----------------------------------------------------------------------------------------------
 
@@ -171,7 +168,9 @@ class SchedulerWorker:
             if not self._draining and self._suspects.on_trial is None:
                 self._intake.take_fresh([engine.room(priority) for priority in range(len(CLASSES))])
         finally:
+            self._claim_many(self._intake.next(_STARTS))
             self._intake.begin(lambda entry: self._start(engine, entry))
+            self._claimed.clear()
 
     def _start(self, engine: Engine, entry: Entry) -> None:
         """One entry becomes a job, or goes away because nobody wants it any more."""
@@ -196,16 +195,33 @@ class SchedulerWorker:
         else:
             self._run(engine, key, started)
 
+    def _claim_many(self, entries: Sequence[Entry]) -> None:
+        """STARTs in one exchange, for `_claim` to find. What does not go well is asked again alone."""
+        if len(entries) < 2:
+            return
+        with contextlib.suppress(UnavailableError):
+            outcomes = self._bus.run_many([self._start_call(entry) for entry in entries])
+            self._claimed = {
+                entry.place: outcome
+                for entry, outcome in zip(entries, outcomes, strict=True)
+                if isinstance(outcome, Started)
+            }
+
+    def _start_call(self, entry: Entry, owner: str = "", *, alone: bool = False) -> Call[Started]:
+        return starting.start(
+            self._keys, entry.uid, entry.choice,
+            model=self._model, cls=_class_of(entry), worker=self._worker, owner=owner, alone=alone,
+        )  # fmt: skip
+
     def _claim(self, entry: Entry, *, alone: bool = False) -> Started | None:
         """START; None when the request cannot be read."""
+        claimed = self._claimed.pop(entry.place, None)
+        if claimed is not None and claimed.code != "OWNER":
+            return claimed
         owner = ""
         for _ in range(_OWNERS):
-            call = starting.start(
-                self._keys, entry.uid, entry.choice,
-                model=self._model, cls=_class_of(entry), worker=self._worker, owner=owner, alone=alone,
-            )  # fmt: skip
             try:
-                started = self._bus.run(call)
+                started = self._bus.run(self._start_call(entry, owner, alone=alone))
             except (AttributeError, KeyError, ValueError):
                 # Crashing on it would only hand it to a peer, to crash on. Its reply ends with its deadline.
                 log.exception("a request cannot be read", uid=entry.uid)
@@ -324,9 +340,12 @@ class SchedulerWorker:
                 ends[job.partition].append(self._end_of(self._close(output.key)))
             if output.cached_tokens:
                 cached[job.partition].append((uid, choice, output.cached_tokens))
-        for partition, some in rows.items():
-            step = Step(tuple(some), tuple(ends[partition]), tuple(cached[partition]))
-            self._emitters[partition].submit(step)
+        self._emitter.submit(
+            {
+                partition: Step(tuple(some), tuple(ends[partition]), tuple(cached[partition]))
+                for partition, some in rows.items()
+            }
+        )
 
     def _close(self, key: str) -> Job:
         self._paused.discard(key)
@@ -337,7 +356,7 @@ class SchedulerWorker:
         return EmitEnd(job.uid, job.choice, self._model, job.cls, job.entry.id, dead_reason)
 
     def _end(self, key: str, error: MillstreamError) -> None:
-        """Ends a choice that the engine does not have; sent when its partition's emitter has room."""
+        """Ends a choice that the engine does not have; sent when the emitter has room."""
         job = self._close(key)
         crashed = errors.kind_of(error) == "crashed"
         row, end = error_row(job, error), self._end_of(job, error.message if crashed else "")
@@ -345,14 +364,14 @@ class SchedulerWorker:
         self._stash[job.partition] = Step((*waiting.rows, row), (*waiting.ends, end))
 
     def _flush_stash(self) -> None:
-        for partition in list(self._stash):
-            if not self._emitters[partition].full():
-                self._emitters[partition].submit(self._stash.pop(partition))
+        if self._stash and not self._emitter.full():
+            self._emitter.submit(self._stash)
+            self._stash = {}
 
     # -- control ------------------------------------------------------------------------------------------
 
     def _note(self, partition: int, step: Step, reply: Emitted) -> None:
-        """Called from an emitter's thread."""
+        """Called from the emitter's thread."""
         self._control.note(partition, reply)
         for end in step.ends:
             self._held.discard((self._keys.sched(partition, end.model, end.cls), end.entry))
@@ -367,7 +386,7 @@ class SchedulerWorker:
             self.wake.set()  # there is room for the next step, or something to obey
 
     def _on_fenced(self, error: FencedError) -> None:
-        """Called from an emitter's thread."""
+        """Called from the emitter's thread."""
         self._fence = error
         self.wake.set()
 
