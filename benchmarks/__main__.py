@@ -8,13 +8,13 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import bus, engine
+from benchmarks import bus, engine, latency
 
-_ALL = {"bus": bus.main, "engine": engine.main}
+_ALL = {"bus": bus.main, "latency": latency.main, "engine": engine.main}
 
 
 def main() -> int:
-    """Runs the named benchmark, or both."""
+    """Runs the named benchmark, or all."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name and name not in _ALL:
         print(f"benchmarks: {', '.join(_ALL)}", file=sys.stderr)

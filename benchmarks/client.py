@@ -20,6 +20,9 @@ class Stream:
     """What one streamed reply looked like from outside. Times in seconds since the request was sent."""
 
     status: int = 0
+    #: When it was sent, on `time.perf_counter`; and the request's id on the bus.
+    started: float = 0.0
+    uid: str = ""
     #: When each event with text arrived.
     events: list[float] = field(default_factory=list)
     completion_tokens: int = 0
@@ -69,7 +72,7 @@ async def stream_once(port: int, path: str, body: dict[str, object]) -> Stream:
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
     )
-    start = time.perf_counter()
+    result.started = start = time.perf_counter()
     try:
         writer.write(head.encode() + payload)
         async with asyncio.timeout(_TIMEOUT_S):
@@ -99,6 +102,8 @@ async def _read_events(reader: asyncio.StreamReader, result: Stream, start: floa
 def _take(event: bytes, result: Stream, now: float) -> None:
     if b'"text":"' in event or b'"text": "' in event or b'"content":' in event:
         if b'"text":""' not in event and b'"text": ""' not in event:
+            if not result.events:
+                result.uid = str(json.loads(event)["id"]).partition("-")[2]
             result.events.append(now)
         return
     parsed = json.loads(event)

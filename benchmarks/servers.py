@@ -66,11 +66,7 @@ def running(
         command, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + _READY_TIMEOUT_S
-        while not _answers(port, ready):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not come up: {' '.join(command)}")
-            time.sleep(0.2)
+        wait_ready(port, ready, process)
         yield Server(port, process)
     finally:
         process.send_signal(signal.SIGINT)
@@ -79,6 +75,15 @@ def running(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def wait_ready(port: int, path: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Waits until ``path`` answers 200. Raises RuntimeError when it does not, or ``process`` has ended."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not _answers(port, path):
+        if (process is not None and process.poll() is not None) or time.monotonic() > deadline:
+            raise RuntimeError("the server did not come up")
+        time.sleep(0.05)
 
 
 def _answers(port: int, path: str) -> bool:

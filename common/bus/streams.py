@@ -110,9 +110,9 @@ class GroupReader:
     def _look_up(self, entry_id: bytes) -> Entry | None:
         """A pending entry; one that somebody deleted by hand is acked, or it would be searched for ever."""
         rows = self._bus.do("XRANGE", self.stream, entry_id, entry_id)
-        if not rows:
-            log.warning("a pending entry is gone", stream=self.stream, entry=entry_id.decode())
-            self._bus.do("XACK", self.stream, self.group, entry_id)
+        if not rows:  # mostly because its hand-off has just acked it, and then there is nothing to ack
+            if self._bus.do("XACK", self.stream, self.group, entry_id):
+                log.warning("a pending entry is gone", stream=self.stream, entry=entry_id.decode())
             return None
         return self._entry(entry_id, rows[0][1])
 
