@@ -62,7 +62,7 @@ class Request:
 
     def to_fields(self) -> dict[str, str | int]:
         """The hash fields that ADMIT writes; how to come back only if somebody may."""
-        returning = {"resume": self.resume_ms, "idem": self.idem, "digest": self.digest}
+        returning: dict[str, str | int] = {"resume": self.resume_ms, "idem": self.idem, "digest": self.digest}
         return {
             "v": VERSION,
             "kind": self.kind.value,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.bus import handoffs, leases, starting
-from common.bus.client import Bus
 from common.bus.admission import Admission, Limits, admit
+from common.bus.client import Bus
 from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Finished, Gate, Step, Text
 from common.bus.holding import Hold, attach
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, new_uid
