@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
@@ -44,12 +45,14 @@ def _seconds(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
 
 
 def _usage(fields: Mapping[bytes, bytes], entries: Sequence[OutEntry]) -> Usage:
-    if entries and entries[-1].usage is not None:
-        return entries[-1].usage
+    """As the end says; before it, and for choices that an error cut off, what has been sent."""
+    end = entries[-1].usage if entries else None
     tokens: dict[int, int] = {}
     for entry in entries:
         if entry.choice >= 0:
             tokens[entry.choice] = max(entry.n, tokens.get(entry.choice, 0))
+    if end is not None:
+        return replace(end, completion_tokens=max(end.completion_tokens, sum(tokens.values())))
     prompt, cached = (int(fields.get(name, b"0")) for name in (b"prompt_tokens", b"cached_tokens"))
     return Usage(prompt, sum(tokens.values()), cached)
 

@@ -6,10 +6,15 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
+from api import orphans
 from api.client import Client
+from api.keeping import Keeping
+from api.recall import attach
+from api.replies import Reply
 from api.service import Service
 from api.submit import submit
 from api.upkeep import Upkeep
@@ -34,18 +39,26 @@ class Bench:
     upkeep: Upkeep
     now: float = 0.0
 
-    async def admit(self, api: str = "") -> str:
+    async def admit(self, api: str = "", **more: Any) -> str:
         """Admits a request as the process ``api`` (this one by default); returns its uid."""
         service = self.service
         if api:
             service = Service(
                 replace(service.settings, worker_id=api), KEYS, service.bus, service.replies, service.registry
             )
-        request = Request("", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True})
+        request = Request(
+            "", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True}, **more
+        )
         client = Client(_never)
         reply = await submit(service, request, client)
         client.close()
         return reply.uid
+
+    async def read(self, uid: str) -> Reply:
+        """Follows a request, as a client that came back would."""
+        flat = await self.service.bus.do("HGETALL", KEYS.req(uid))
+        request = Request.from_fields(uid, dict(zip(flat[::2], flat[1::2], strict=True)))
+        return attach(self.service, request, Client(_never))
 
     async def search(self) -> None:
         """One search for what nobody waits for."""
@@ -135,6 +148,113 @@ def test_orphans_are_cancelled_after_a_while(redis: EmbeddedRedis) -> None:
         await bench.search()
         assert await bench.state(orphan) == "ended"
         assert await bench.state(mine) == "queued"
+
+    on_a_bench(redis, test)
+
+
+def test_more_orphans_than_fit_one_page(redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "_PAGE", 3)
+
+    async def test(bench: Bench) -> None:
+        uids = [await bench.admit("api-gone") for _ in range(20)]
+        for bench.now in (0.0, 5.0):
+            await bench.search()
+        for bench.now in (6.0, 7.0):  # while members leave, some move to a page that was read already
+            await bench.search()
+        assert {await bench.state(uid) for uid in uids} == {"ended"}
+
+    on_a_bench(redis, test)
+
+
+def test_a_reader_keeps_the_request_of_a_dead_process(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        uid, keeping = await bench.admit("api-gone"), Keeping(bench.service)
+        reply = await bench.read(uid)
+        await keeping.round()
+        for bench.now in (0.0, 5.0, 10.0):
+            await bench.search()
+        assert await bench.state(uid) == "queued"
+        reply.close()
+        await bench.service.settle(5.0)
+        assert await bench.state(uid) == "ended"
+
+    on_a_bench(redis, test)
+
+
+def test_of_two_readers_the_one_that_stays_keeps_it(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        uid = await bench.admit("api-gone")
+        service = bench.service
+        other = Service(
+            replace(service.settings, worker_id="api-other"),
+            KEYS,
+            service.bus,
+            service.replies,
+            service.registry,
+        )
+        here, there = await bench.read(uid), await Bench(other, bench.upkeep).read(uid)
+        keeping = Keeping(other)
+        keeping.start()
+        here.close()
+        await service.settle(5.0)
+        assert await bench.state(uid) == "queued"
+        await keeping.stop()
+        there.close()
+        await other.settle(5.0)
+        assert await bench.state(uid) == "ended"
+
+    on_a_bench(redis, test)
+
+
+def test_nobody_came_back_in_time(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        held, left = await bench.admit(resume_ms=60_000), await bench.admit(resume_ms=1)
+        plain = await bench.admit()
+        await bench.upkeep._announce()
+        await asyncio.sleep(0.01)
+        for bench.now in (0.0, 1.0, 4.9):  # Redis may have been away until a moment ago
+            await bench.search()
+            assert await bench.state(left) == "queued"
+        bench.now = 5.0
+        await bench.search()
+        assert await bench.state(left) == "ended"
+        assert [await bench.state(uid) for uid in (held, plain)] == ["queued", "queued"]
+
+    on_a_bench(redis, test)
+
+
+def test_a_reader_that_could_not_say_so_gets_the_time_to(redis: EmbeddedRedis) -> None:
+    """Its hold ran out while Redis was away."""
+
+    async def test(bench: Bench) -> None:
+        uid, keeping = await bench.admit(resume_ms=1), Keeping(bench.service)
+        await bench.read(uid)
+        for bench.now in (0.0, 10.0):
+            await bench.upkeep._round()
+            assert await bench.state(uid) == "queued", "seen past its time once only, or not after a calm"
+            redis.kill()
+            await bench.upkeep._round()
+            await asyncio.to_thread(redis.start)
+        await keeping.round()
+        for bench.now in (20.0, 26.0, 27.0):
+            await bench.upkeep._round()
+        assert await bench.state(uid) == "queued"
+
+    on_a_bench(redis, test)
+
+
+def test_what_is_read_outlives_its_time(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        bus, keeping = bench.service.bus, Keeping(bench.service)
+        uid = await bench.admit(resume_ms=60_000)
+        await bus.do("HSET", KEYS.req(uid), "state", "ended", "terminal", "done")
+        await bus.do("XADD", KEYS.out(uid), "*", "end", "done")
+        await bench.read(uid)
+        for key in (KEYS.req(uid), KEYS.out(uid)):
+            await bus.do("PEXPIRE", key, 500)
+        await keeping.round()
+        assert await bus.do("PTTL", KEYS.req(uid)) > 250_000
+        assert await bus.do("PTTL", KEYS.out(uid)) > 250_000
 
     on_a_bench(redis, test)
 
