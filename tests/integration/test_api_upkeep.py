@@ -243,6 +243,22 @@ def test_a_reader_that_could_not_say_so_gets_the_time_to(redis: EmbeddedRedis) -
     on_a_bench(redis, test)
 
 
+def test_a_reader_that_is_late_once_keeps_its_request(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.search()
+        bench.now, keeping = 10.0, Keeping(bench.service)
+        uid = await bench.admit(resume_ms=1)
+        await bench.read(uid)
+        await asyncio.sleep(0.01)
+        await bench.search()
+        assert await bench.state(uid) == "queued", "it was seen past its time once only"
+        await keeping.round()
+        await bench.search()
+        assert await bench.state(uid) == "queued"
+
+    on_a_bench(redis, test)
+
+
 def test_what_is_read_outlives_its_time(redis: EmbeddedRedis) -> None:
     async def test(bench: Bench) -> None:
         bus, keeping = bench.service.bus, Keeping(bench.service)
