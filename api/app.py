@@ -11,11 +11,14 @@ from starlette.types import ASGIApp
 from api import errors, openapi
 from api.client import ClientGoneError
 from api.middleware import Envelope
-from api.routes import chat, completions, health, models, tokenize
+from api.routes import chat, completions, health, models, requests, streams, tokenize
 from api.service import Service
 from common.errors import MillstreamError
 
-_ROUTERS = (chat.router, completions.router, models.router, tokenize.router, health.router)
+_ROUTERS = (
+    *(chat.router, completions.router, streams.router, requests.router),
+    *(models.router, tokenize.router, health.router),
+)
 
 
 def create_app(service: Service) -> ASGIApp:

@@ -17,6 +17,8 @@ from common.logging import Log
 
 log = Log(__name__)
 
+#: Where the scope holds the uid of the generation that is the answer.
+GENERATION = "millstream.request"
 _LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -40,11 +42,14 @@ class Envelope:
             if message["type"] == "http.response.start":
                 started = True
                 spent = b"%d" % ((time.perf_counter() - begun) * 1000)
-                message["headers"] = [
+                headers = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id),
                     (b"openai-processing-ms", spent),
                 ]
+                if GENERATION in scope:
+                    headers.append((b"millstream-request", scope[GENERATION].encode()))
+                message["headers"] = headers
             await send(message)
 
         try:

@@ -16,6 +16,7 @@ import uvicorn
 import uvloop
 
 from api.app import create_app
+from api.keeping import Keeping
 from api.protocol import Protocol
 from api.service import Phase, Service
 from api.upkeep import Upkeep
@@ -74,10 +75,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     replies = Replies(bus, keys, settings.partitions, name=settings.worker_id)
     registry = Registry(bus, keys, max_bytes=settings.max_redis_bytes)
     service = Service(settings, keys, bus, replies, registry)
-    upkeep = Upkeep(service)
+    upkeep, keeping = Upkeep(service), Keeping(service)
     server = _Server(service)
     await registry.start()
     await upkeep.start()
+    keeping.start()
     replies.start()
     collector.settle()
     host, port = listener.getsockname()[:2]
@@ -86,6 +88,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await server.serve([listener])
     finally:
         await service.settle(_LAST_WORDS_S)
+        await keeping.stop()
         await upkeep.stop()
         await registry.stop()
         await replies.stop()

@@ -7,32 +7,25 @@ import random
 from dataclasses import replace
 
 from api.client import Client
+from api.leaving import cancel, let_go, pause
+from api.recall import DEADLINE_GRACE_S, follow, is_lost
 from api.replies import LostRequestError, Reply
 from api.service import Phase, Service
-from common.bus import handoffs
-from common.bus.handoffs import Admission, Limits
+from common.bus.admission import Admission, Limits, admit
 from common.bus.keys import new_uid, partition_of
 from common.bus.registry import ModelInfo
 from common.errors import (
     InvalidRequestError,
-    MillstreamError,
     ModelNotFoundError,
     QueueFullError,
     UnavailableError,
 )
-from common.logging import Log
 from common.messages import Kind, Request
 
-log = Log(__name__)
-
-#: How long an API process waits beyond a request's deadline for the workers' own word on it.
-DEADLINE_GRACE_S = 3.0
 #: Admission is quick, or Redis is in trouble.
 _ADMIT_TIMEOUT_S = 5.0
 #: A dead worker's lease ends within about this time, and its successor has begun.
 _TAKEOVER_S = 5.0
-#: Tries to cancel, should Redis be away, and the pause between them.
-_CANCEL_TRIES, _CANCEL_PAUSE_S = 30, 1.0
 
 
 async def find_model(service: Service, name: str | None, kind: Kind) -> ModelInfo:
@@ -87,49 +80,63 @@ async def submit(service: Service, request: Request, client: Client) -> Reply:
         admitted = replace(request, uid=uid, api=service.id)
         admission = await _admit(service, admitted, settings.request_timeout)
         if admission.code != "FULL":
-            return _follow(service, admitted, client)
+            return follow(service, admitted, client, _Home(service))
         waiting += admission.waiting
     raise QueueFullError(retry_after=service.rate.retry_after(waiting))
 
 
-async def _admit(service: Service, request: Request, timeout_s: float) -> Admission:
-    """One ADMIT. One without an answer may have happened all the same, so it is taken back."""
+async def submit_keyed(
+    service: Service, request: Request, client: Client, partition: int, *, stale: str
+) -> Reply | None:
+    """`submit` on the one partition where all uses of the key meet; None when somebody else has taken it.
+
+    ``stale`` is a holder of the key whose request is gone, or empty.
+    """
+    admitted = replace(request, uid=new_uid(partition), api=service.id)
+    admission = await _admit(service, admitted, service.settings.request_timeout, stale)
+    if admission.code == "FULL":
+        raise QueueFullError(retry_after=service.rate.retry_after(admission.waiting))
+    if admission.uid != admitted.uid:
+        return None
+    return follow(service, admitted, client, _Home(service))
+
+
+async def _admit(service: Service, request: Request, timeout_s: float, stale: str = "") -> Admission:
+    """One ADMIT. One without an answer may have happened all the same, so it is taken back.
+
+    Not one with a key: its client asks again and finds it, or nobody comes back to it in time.
+    """
     try:
-        call = handoffs.admit(service.keys, request, _limits(service, request.uid, timeout_s))
+        call = admit(service.keys, request, _limits(service, request.uid, timeout_s), stale=stale)
     except TypeError:  # orjson's word for what has no JSON text: only nesting can still be the reason
         raise InvalidRequestError("The request is nested too deeply.") from None
     try:
         async with asyncio.timeout(_ADMIT_TIMEOUT_S):
             return await service.bus.run(call)
-    except UnavailableError:
-        service.later(cancel(service, request))
+    except (UnavailableError, TimeoutError) as error:
+        if not request.idem:
+            service.later(cancel(service, request))
+        if isinstance(error, TimeoutError):
+            raise UnavailableError("Redis did not answer in time.", retry_after=2.0) from None
         raise
-    except TimeoutError:
-        service.later(cancel(service, request))
-        raise UnavailableError("Redis did not answer in time.", retry_after=2.0) from None
 
 
 def _limits(service: Service, uid: str, timeout_s: float) -> Limits:
     settings, partition = service.settings, partition_of(uid)
+    ttl_ms = int((timeout_s + settings.deadline_grace) * 1000)
     return Limits(
         max_queued=_share(settings.max_queued_requests, partition, settings.partitions),
         max_bytes=_share(settings.max_queued_bytes, partition, settings.partitions),
         timeout_ms=int(timeout_s * 1000),
         queue_timeout_ms=int(min(settings.queue_timeout, timeout_s) * 1000),
-        ttl_ms=int((timeout_s + settings.deadline_grace) * 1000),
+        ttl_ms=ttl_ms,
+        idem_ttl_ms=ttl_ms + int(settings.reply_ttl * 1000),
     )
 
 
 def _share(limit: int, partition: int, partitions: int) -> int:
     """One partition's part of a bound on all of them; the parts add up to ``limit``."""
     return limit // partitions + (partition < limit % partitions)
-
-
-def _follow(service: Service, request: Request, client: Client) -> Reply:
-    deadline = asyncio.get_running_loop().time() + service.settings.request_timeout + DEADLINE_GRACE_S
-    reply = Reply(_Home(service), request, service.replies.subscribe(request.uid), client, deadline)
-    service.live.add(reply)
-    return reply
 
 
 class _Home:
@@ -139,10 +146,7 @@ class _Home:
         self._service = service
 
     async def is_lost(self, request: Request) -> bool:
-        try:
-            return not await self._service.bus.do("EXISTS", self._service.keys.req(request.uid))
-        except MillstreamError:
-            return False  # Redis is away; it may be back before the deadline
+        return await is_lost(self._service, request)
 
     async def readmit(self, request: Request, deadline: float) -> None:
         left = deadline - DEADLINE_GRACE_S - asyncio.get_running_loop().time()
@@ -151,41 +155,19 @@ class _Home:
         admission = await _admit(self._service, request, left)
         if admission.code == "FULL":
             raise QueueFullError(retry_after=self._service.rate.retry_after(admission.waiting))
+        if admission.uid != request.uid:  # its client asked elsewhere meanwhile: that is the one that counts
+            raise LostRequestError
 
     def pause(self, request: Request, *, on: bool) -> None:
-        self._service.later(_pause(self._service, request, on=on))
+        self._service.later(pause(self._service, request, on=on))
 
     def closed(self, reply: Reply, *, ended: bool) -> None:
-        self._service.live.discard(reply)
-        self._service.rate.finished()
-        if not ended:
-            self._service.later(cancel(self._service, reply.request))
-
-
-async def _pause(service: Service, request: Request, *, on: bool) -> None:
-    try:
-        await service.bus.run(handoffs.pause(service.keys, request.uid, on=on))
-    except MillstreamError as error:
-        log.warning("could not pause or resume", uid=request.uid, error=error.message)
-
-
-async def cancel(service: Service, request: Request) -> None:
-    """Ends a request that nobody waits for. Keeps trying for a while when Redis does not answer."""
-    call = handoffs.cancel(
-        service.keys,
-        request.uid,
-        model=request.model,
-        cls=request.cls,
-        ttl_ms=int(service.settings.reply_ttl * 1000),
-        error="cancelled",
-        message="The client closed the connection.",
-    )
-    for _ in range(_CANCEL_TRIES):
-        try:
-            code = await service.bus.run(call)
-        except MillstreamError as error:
-            log.warning("could not cancel yet", uid=request.uid, error=error.message)
-            await asyncio.sleep(_CANCEL_PAUSE_S)
-        else:
-            log.debug("cancelled", uid=request.uid, code=code)
+        service, request = self._service, reply.request
+        service.live.discard(reply)
+        service.rate.finished()
+        if ended:
             return
+        if not request.resume_ms:
+            service.later(cancel(service, request))
+        elif not any(other.uid == request.uid for other in service.live):
+            service.later(let_go(service, request, request.resume_ms))

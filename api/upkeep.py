@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
+from api.orphans import Orphans
 from api.service import Phase, Service
 from common.bus import handoffs, registry
 from common.bus.keys import CLASSES
@@ -18,13 +19,8 @@ from common.logging import Log
 log = Log(__name__)
 
 _EVERY_S = 1.0
-#: Rounds between two searches for orphans.
-_ORPHAN_ROUNDS = 5
 #: Most requests looked at per queue and round; the rest is for the next one.
 _PAGE = 500
-#: An API process unseen for this long is gone, and with it the connections of its requests.
-_GONE_S = 10.0
-_ORPHANED = "The API process that held the connection is gone."
 
 
 class Upkeep:
@@ -32,16 +28,12 @@ class Upkeep:
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
-        self._clock = clock
+        self._orphans = Orphans(service, clock)
         self._task: asyncio.Task[None] | None = None
-        #: Which API process a request in flight belongs to, by uid.
-        self._owners: dict[str, str] = {}
-        #: Since when an API process that has requests in flight is not to be seen.
-        self._unseen: dict[str, float] = {}
 
     async def start(self) -> None:
         """One round now, then one every second."""
-        await self._round(0)
+        await self._round()
         self._task = asyncio.create_task(self._loop())
 
     async def stop(self) -> None:
@@ -57,22 +49,19 @@ class Upkeep:
             log.warning("could not sign off", error=error.message)
 
     async def _loop(self) -> None:
-        number = 0
         while True:
             await asyncio.sleep(_EVERY_S)
-            number += 1
-            await self._round(number)
+            await self._round()
 
-    async def _round(self, number: int) -> None:
+    async def _round(self) -> None:
         """Never raises: Redis may be away, and comes back."""
         try:
             await self._announce()
             await self._end_overdue()
             await self._end_flagged()
-            if number % _ORPHAN_ROUNDS == 0:
-                await self._end_orphans()
+            await self._orphans.round(self._queues())
         except MillstreamError as error:
-            self._unseen.clear()
+            self._orphans.forget()
             log.debug("upkeep waits for Redis", error=error.message)
         except Exception:
             log.exception("a round of upkeep failed")
@@ -138,25 +127,6 @@ class Upkeep:
             for member in (await bus.do("SMEMBERS", keys.pause(partition)))[:_PAGE]:
                 if not await bus.do("EXISTS", keys.req(member.decode("utf-8", "replace"))):
                     await bus.do("SREM", keys.pause(partition), member)
-
-    async def _end_orphans(self) -> None:
-        """CANCEL for requests whose API process is gone: their clients are, too."""
-        service, now = self._service, self._clock()
-        alive = {worker.id for worker in service.registry.view.workers if worker.role == registry.API}
-        members: dict[str, str] = {}
-        async for model, cls, inflight in self._queues():
-            for raw in await service.bus.do("ZRANGE", inflight, 0, _PAGE - 1):
-                uid = raw.decode()
-                owner = members[uid] = self._owners.get(uid) or await self._api_of(uid)
-                if owner and owner not in alive and now - self._unseen.setdefault(owner, now) >= _GONE_S:
-                    await self._cancel(uid, model, cls, _ORPHANED)
-        self._owners = members
-        orphaned = set(members.values()) - alive
-        self._unseen = {owner: since for owner, since in self._unseen.items() if owner in orphaned}
-
-    async def _api_of(self, uid: str) -> str:
-        owner = await self._service.bus.do("HGET", self._service.keys.req(uid), "api")
-        return owner.decode() if owner else ""
 
     async def _cancel(self, uid: str, model: str, cls: str, message: str) -> None:
         call = handoffs.cancel(

@@ -47,6 +47,11 @@ class Request:
     cls: str = "interactive"
     tenant: str = ""
     api: str = ""
+    #: How long it survives without a reader, in milliseconds; 0: it ends with its connection.
+    resume_ms: int = 0
+    #: Digests of its Idempotency-Key and of what was asked under it; empty without one.
+    idem: str = ""
+    digest: str = ""
     #: Set by the server at admission: its clock, milliseconds.
     created: int = 0
     deadline: int = 0
@@ -56,7 +61,8 @@ class Request:
     prompt_tokens: int = 0
 
     def to_fields(self) -> dict[str, str | int]:
-        """The hash fields that ADMIT writes."""
+        """The hash fields that ADMIT writes; how to come back only if somebody may."""
+        returning: dict[str, str | int] = {"resume": self.resume_ms, "idem": self.idem, "digest": self.digest}
         return {
             "v": VERSION,
             "kind": self.kind.value,
@@ -68,6 +74,7 @@ class Request:
             "params": self.params.to_json(),
             "payload": dumps(self.payload),
             "reply": dumps(self.reply),
+            **{name: value for name, value in returning.items() if value},
         }
 
     @classmethod
@@ -84,6 +91,9 @@ class Request:
             cls=fields.get(b"class", b"interactive").decode(),
             tenant=fields.get(b"tenant", b"").decode(),
             api=fields.get(b"api", b"").decode(),
+            resume_ms=int(fields.get(b"resume", b"0")),
+            idem=fields.get(b"idem", b"").decode(),
+            digest=fields.get(b"digest", b"").decode(),
             created=int(fields.get(b"created", b"0")),
             deadline=int(fields.get(b"deadline", b"0")),
             ids=parse_prompts(fields.get(b"ids", b"")),

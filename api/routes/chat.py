@@ -20,7 +20,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(http: Request) -> Response:
         """The assistant's next message in a conversation."""
-        ask = ChatRequest.parse(await read_json(http, service.settings.max_body_bytes))
-        return await generate(http, service, ask, Kind.CHAT)
+        body = await read_json(http, service.settings.max_body_bytes)
+        return await generate(http, service, body, ChatRequest.parse(body), Kind.CHAT)
 
     return routes

@@ -20,7 +20,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(http: Request) -> Response:
         """The continuation of one or several prompts."""
-        ask = CompletionRequest.parse(await read_json(http, service.settings.max_body_bytes))
-        return await generate(http, service, ask, Kind.COMPLETION)
+        body = await read_json(http, service.settings.max_body_bytes)
+        return await generate(http, service, body, CompletionRequest.parse(body), Kind.COMPLETION)
 
     return routes

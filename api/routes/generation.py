@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from api import returning
 from api.client import Client
 from api.events import Answer, ChatStream, CompletionStream, error_of
+from api.keyed import join
+from api.middleware import GENERATION
 from api.replies import Reply
+from api.resume import START, Numbered, Position
+from api.returning import Returning
 from api.service import Service
-from api.sse import EventStream
+from api.sse import Events, EventStream
 from api.submit import find_model, submit
 from common.bus.registry import ModelInfo
-from common.errors import DeadlineError, UnavailableError
+from common.errors import DeadlineError, MillstreamError, UnavailableError
 from common.messages import Kind, OutEntry, Request
 
 _STREAMS = {Kind.CHAT: ChatStream, Kind.COMPLETION: CompletionStream}
@@ -32,49 +38,77 @@ class Ask(Protocol):
         """The request for the bus, without a uid."""
 
 
-async def admit(http: HttpRequest, service: Service, ask: Ask, kind: Kind) -> tuple[Reply, list[OutEntry]]:
+async def admit(
+    http: HttpRequest, service: Service, ask: Ask, kind: Kind, wanted: Returning | None = None
+) -> tuple[Reply, list[OutEntry]]:
     """Admits what was asked for. Returns its reply and the first entries of it.
 
     An error is raised while its status code can still be sent, so before any 200 (section 3 of the design).
     """
-    model = await find_model(service, ask.model, kind)
-    request = ask.to_request(model)
+
+    async def make() -> Request:
+        return ask.to_request(await find_model(service, ask.model, kind))
+
     client = Client(http.receive)
-    reply = None
     try:
-        reply = await submit(service, request, client)
+        if wanted is not None and wanted.idem:
+            reply = await join(service, wanted, make, client)
+        else:
+            request = await make()
+            reply = await submit(service, wanted.mark(request) if wanted else request, client)
+    except BaseException:
+        client.close()
+        raise
+    if kind in _STREAMS:
+        http.scope[GENERATION] = reply.uid
+    return reply, await first_word(service, reply)
+
+
+async def first_word(service: Service, reply: Reply, seen: Position = START) -> list[OutEntry]:
+    """The first entries of a reply. Raises the error that it begins with, unless that was seen."""
+    try:
         async with asyncio.timeout_at(reply.deadline):
             entries = await reply.next()
-        if entries[0].end == "error":
-            error = error_of(entries[0])
-            if isinstance(error, UnavailableError):
-                error.retry_after = service.rate.retry_after(len(service.live))
-            raise error
+        if entries[0].end == "error" and not seen.covers(entries[0]):
+            raise _refusal(service, entries[0])
     except BaseException as error:
-        if reply is None:
-            client.close()
-        else:
-            reply.close()
+        reply.close()
         if isinstance(error, TimeoutError):
             raise DeadlineError from None
         raise
-    return reply, entries
+    return entries
 
 
-async def generate(http: HttpRequest, service: Service, ask: Ask, kind: Kind) -> Response:
-    """The answer to a generation request: a stream or one body."""
-    reply, entries = await admit(http, service, ask, kind)
+def _refusal(service: Service, entry: OutEntry) -> MillstreamError:
+    error = error_of(entry)
+    if isinstance(error, UnavailableError):
+        error.retry_after = service.rate.retry_after(len(service.live))
+    return error
+
+
+def events_of(request: Request) -> Events:
+    """What turns the entries of a request's reply into events of a stream."""
+    return _STREAMS[request.kind](request)
+
+
+async def generate(
+    http: HttpRequest, service: Service, body: Mapping[str, Any], ask: Ask, kind: Kind
+) -> Response:
+    """The answer to a generation request: a stream or one body. ``ask`` is ``body``, parsed."""
+    wanted = returning.read(http.headers, kind, body)
+    reply, entries = await admit(http, service, ask, kind, wanted)
     if reply.request.reply["stream"]:
-        patience_s = service.settings.slow_reader_timeout
-        return EventStream(reply, _STREAMS[kind](reply.request), entries, patience_s=patience_s)
+        events = events_of(reply.request)
+        numbered = Numbered(events) if reply.request.resume_ms else events
+        return EventStream(reply, numbered, entries, patience_s=service.settings.slow_reader_timeout)
     try:
         async with asyncio.timeout_at(reply.deadline):
-            body = await _collect(reply, entries)
+            answer = await _collect(reply, entries)
     except TimeoutError:
         raise DeadlineError from None
     finally:
         reply.close()
-    return Response(body, media_type="application/json")
+    return Response(answer, media_type="application/json")
 
 
 async def _collect(reply: Reply, entries: list[OutEntry]) -> bytes:

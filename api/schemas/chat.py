@@ -50,7 +50,7 @@ class ChatRequest(GenerationFields):
                 chat_template_kwargs=kwargs,
                 add_special_tokens=self.add_special_tokens,
             ),
-            reply=self.reply_fields(model),
+            reply=self.reply_fields(model, n),
             cls=self.work_class,
             n=n,
             choices=n,

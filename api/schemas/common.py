@@ -171,7 +171,7 @@ class GenerationFields(Schema):
             skip_special_tokens=self.skip_special_tokens is not False,
         )
 
-    def reply_fields(self, model: ModelInfo) -> dict[str, Any]:
+    def reply_fields(self, model: ModelInfo, choices: int) -> dict[str, Any]:
         """What any API process needs to shape the answer: `Request.reply`."""
         options = self.stream_options or StreamOptions()
         return {
@@ -181,6 +181,7 @@ class GenerationFields(Schema):
             "stream": bool(self.stream),
             "usage": bool(options.include_usage),
             "running_usage": bool(options.continuous_usage_stats),
+            "choices": choices,
         }
 
 

@@ -83,14 +83,15 @@ class CompletionRequest(GenerationFields):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, model, "prompt")
         n = self.n or 1
+        choices = len(self.prompt) * n
         return bus.Request(
             uid="",
             kind=bus.Kind.COMPLETION,
             model=model.id,
             params=self.sampling(model, self.max_tokens or DEFAULT_MAX_TOKENS),
             payload={"prompt": self.prompt, "add_special_tokens": self.add_special_tokens is not False},
-            reply=self.reply_fields(model),
+            reply=self.reply_fields(model, choices),
             cls=self.work_class,
             n=n,
-            choices=len(self.prompt) * n,
+            choices=choices,
         )

@@ -23,59 +23,6 @@ class Gate(StrEnum):
     ENDED = "ENDED"  #: the request's reply has ended, or it is gone
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Answer of ADMIT: OK, DUP (``uid`` holds the key already) or FULL; ``waiting`` is the queue's length."""
-
-    code: str
-    uid: str
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one partition's queue, and the request's times in milliseconds."""
-
-    max_queued: int
-    max_bytes: int
-    timeout_ms: int
-    queue_timeout_ms: int
-    #: Life of the request's keys; longer than the timeout by the grace.
-    ttl_ms: int
-
-
-def admit(
-    keys: Keys, request: messages.Request, limits: Limits, idem_digest: str | None = None
-) -> Call[Admission]:
-    """ADMIT, by the API: the request enters Redis and the tokenizers' queue, within the bounds."""
-    p, model, cls, uid = partition_of(request.uid), request.model, request.cls, request.uid
-    fields = request.to_fields()
-    names = [
-        keys.req(uid),
-        keys.inflight(p, model, cls),
-        keys.work_in(p, model, cls),
-        keys.sched(p, model, cls),
-        keys.bytes(p, model, cls),
-    ]
-    if idem_digest is not None:
-        names.append(keys.idem(p, idem_digest))
-    size = len(str(fields["payload"]).encode())
-    args: list[str | int | bytes] = [
-        uid, limits.max_queued, limits.max_bytes, size, limits.timeout_ms, limits.queue_timeout_ms,
-        limits.ttl_ms, SCHEDULERS,
-    ]  # fmt: skip
-    for name, value in fields.items():
-        args += (name, value)
-
-    def parse(reply: Any) -> Admission:
-        code = reply[0].decode()
-        if code == "DUP":
-            return Admission(code, reply[1].decode(), 0)
-        return Admission(code, uid, int(reply[1]))
-
-    return Call("admit", names, args, parse)
-
-
 def _gate(reply: bytes) -> Gate:
     return Gate(reply.decode())
 
@@ -339,12 +286,25 @@ def _request_keys(keys: Keys, uid: str, model: str, cls: str) -> tuple[str, ...]
     )
 
 
-def cancel(keys: Keys, uid: str, *, model: str, cls: str, ttl_ms: int, error: str, message: str) -> Call[str]:
-    """CANCEL, by the API or an operator: NONE, ENDED (nobody owned it) or FLAGGED (its scheduler will)."""
+def cancel(
+    keys: Keys,
+    uid: str,
+    *,
+    model: str,
+    cls: str,
+    ttl_ms: int,
+    error: str,
+    message: str,
+    abandoned: bool = False,
+) -> Call[str]:
+    """CANCEL, by the API or an operator: NONE, ENDED (nobody owned it) or FLAGGED (its scheduler will).
+
+    ``abandoned``: only if nobody holds it; else HELD.
+    """
     return Call(
         "cancel",
         _request_keys(keys, uid, model, cls),
-        (uid, ttl_ms, error, message),
+        (uid, ttl_ms, error, message, int(abandoned)),
         lambda r: str(r, "ascii"),
     )
 

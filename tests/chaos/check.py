@@ -32,8 +32,14 @@ class Verdict:
         )
 
 
-def judge(outcome: Outcome, prompt_tokens: int, *, cuts_allowed: bool) -> Verdict:
-    """``cuts_allowed``: API processes were killed, so connections may break off."""
+def judge(
+    outcome: Outcome, prompt_tokens: int, *, cuts_allowed: bool, losses_allowed: bool = False
+) -> Verdict:
+    """``cuts_allowed``: API processes were killed, so connections may break off.
+
+    ``losses_allowed``: Redis was killed, so who comes back after its API process died in the same two seconds
+    may get an error; never a gap or a repeat.
+    """
     verdict = Verdict(outcome)
     plan = outcome.plan
     if outcome.hung:
@@ -42,6 +48,8 @@ def judge(outcome: Outcome, prompt_tokens: int, *, cuts_allowed: bool) -> Verdic
         said = (outcome.error or {}).get("code")
         if outcome.status != 400 or said != "context_length_exceeded":
             verdict.wrong = f"a bad request got {outcome.status} {outcome.error}"
+    elif outcome.error is not None and outcome.returns and losses_allowed:
+        _compare_beginning(verdict)
     elif outcome.error is not None:
         verdict.wrong = f"status {outcome.status}, error {outcome.error}"
     elif outcome.left or (outcome.cut and cuts_allowed):

@@ -60,7 +60,7 @@ def run(config: Config) -> Report:
 
     return run_scenario(
         shape, plans, faults, streams=config.streams, bound_s=config.bound_s, seed=config.seed,
-        cuts_allowed="api" in config.roles,
+        cuts_allowed="api" in config.roles, losses_allowed="redis" in config.roles,
     )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def run_scenario(
     bound_s: float = 60.0,
     seed: int = 0,
     cuts_allowed: bool = False,
+    losses_allowed: bool = False,
 ) -> Report:
     """Any load under any faults."""
     with Fleet(shape) as fleet, fleet.redis() as client:
@@ -95,6 +96,7 @@ def run_scenario(
                 outcome,
                 sum(prompts.get((prompt, outcome.plan.is_chat), 0) for prompt in outcome.plan.prompts),
                 cuts_allowed=cuts_allowed,
+                losses_allowed=losses_allowed,
             )
             for outcome in load.outcomes
         ]

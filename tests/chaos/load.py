@@ -1,7 +1,8 @@
 """The clients: a load of planned requests over plain sockets, each recorded as its client saw it.
 
-A client that is refused before its request was accepted asks again, as SDKs do; anything else that goes
-wrong is for the check to judge.
+A client that is refused before its request was accepted asks again, as SDKs do. One whose plan says so comes
+back elsewhere when its connection is cut, with what it saw last. Anything else that goes wrong is for the
+check to judge.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Outcome:
     hung: bool = False
     left: bool = False
     refusals: int = 0
+    #: Id of the last event, and how often the client came back.
+    last: str = ""
+    returns: int = 0
 
     def take(self, event: dict[str, Any]) -> None:
         """One event of the stream, or the whole answer."""
@@ -96,14 +100,17 @@ class Load:
 
     async def _until_accepted(self, outcome: Outcome) -> None:
         while True:
-            port = self._ports[(outcome.plan.number + outcome.refusals) % len(self._ports)]
+            turn = outcome.plan.number + outcome.refusals + outcome.returns
             try:
-                await _ask(port, outcome)
+                await _ask(self._ports[turn % len(self._ports)], outcome)
             except _RefusedError:
                 outcome.refusals += 1
                 await asyncio.sleep(_PAUSE_S)
             else:
-                return
+                if not (outcome.cut and outcome.plan.returns):
+                    return
+                outcome.cut = False
+                outcome.returns += 1
 
 
 async def _ask(port: int, outcome: Outcome) -> None:
@@ -114,7 +121,7 @@ async def _ask(port: int, outcome: Outcome) -> None:
         raise _RefusedError from None
     try:
         outcome.sent = time.monotonic()
-        writer.write(_request(outcome.plan))
+        writer.write(_request(outcome))
         await _read(reader, outcome)
     except _CUT:
         outcome.cut = True
@@ -126,13 +133,17 @@ async def _ask(port: int, outcome: Outcome) -> None:
         writer.close()
 
 
-def _request(plan: Plan) -> bytes:
-    data = json.dumps(plan.body).encode()
-    head = (
-        f"POST {path_of(plan.body)} HTTP/1.1\r\nhost: chaos\r\nconnection: close\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+def _request(outcome: Outcome) -> bytes:
+    """What the client sends: its request, or that it wants to go on."""
+    plan, data = outcome.plan, b""
+    if outcome.last:
+        lines = [f"GET /v1/streams/{outcome.uid} HTTP/1.1", f"last-event-id: {outcome.last}"]
+    else:
+        data = json.dumps(plan.body).encode()
+        lines = [f"POST {path_of(plan.body)} HTTP/1.1", f"content-length: {len(data)}"]
+        lines += [f"idempotency-key: plan {plan.number}"] * plan.returns
+    lines += ["host: chaos", "connection: close", "content-type: application/json", "", ""]
+    return "\r\n".join(lines).encode() + data
 
 
 async def _read(reader: asyncio.StreamReader, outcome: Outcome) -> None:
@@ -160,14 +171,17 @@ async def _read(reader: asyncio.StreamReader, outcome: Outcome) -> None:
 
 def _leaves(outcome: Outcome, events: list[bytes]) -> bool:
     """Takes the events; whether the client goes away now."""
-    for event in events:
+    plan = outcome.plan
+    for block in events:
+        name, _, event = block.rpartition(b"\n")
+        assert not name or (plan.returns and name.startswith(b"id: ")), name
         assert event.startswith(b"data: "), event
         assert not outcome.done, "something comes after [DONE]"
+        outcome.last = name[4:].decode() or outcome.last
         if event == b"data: [DONE]":
             outcome.done = True
         else:
             outcome.take(json.loads(event[6:]))
-    plan = outcome.plan
     if plan.manner is Manner.LEAVES and len(outcome.events) >= plan.leaves_after and not outcome.done:
         outcome.left = True
     return outcome.left

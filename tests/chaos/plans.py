@@ -71,6 +71,11 @@ class Plan:
             return chat(self.prompts[0], **fields)
         return completion(list(self.prompts) if len(self.prompts) > 1 else self.prompts[0], **fields)
 
+    @property
+    def returns(self) -> bool:
+        """Whether its client comes back when its connection is cut: one in five of those that stay."""
+        return self.manner is Manner.STAYS and self.number % 5 == 0
+
     def choice_seed(self, choice: int) -> int:
         return self.seed + choice % self.n
 

@@ -123,6 +123,7 @@ class Report:
             ("tokens reordered", str(sum(verdict.reordered for verdict in self.verdicts))),
             ("requests with errors, wrong ends or usage, or that hang", str(wrong)),
             ("connections cut (API killed)", str(sum(v.outcome.cut for v in self.verdicts))),
+            ("cut, and gone on with elsewhere", str(sum(v.outcome.returns for v in self.verdicts))),
             ("refused before acceptance (503, 429), asked again", str(refusals)),
             ("token logs or reply streams not exact in Redis", str(len(self.inexact))),
             ("left in Redis", str(len(self.leftovers) + len(self.immortal))),

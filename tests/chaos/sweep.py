@@ -34,7 +34,7 @@ CALLS: dict[str, dict[str, int]] = {
     Command.TOKENIZER: {"tok_done": 2, "tok_end": 1, "claim_dead": 1, "renew": 4, "xreadgroup": 5},
     Command.SCHEDULER: {"start": 3, "emit": 30, "claim_dead": 1, "renew": 4, "xreadgroup": 5},
     Command.DETOKENIZER: {"pub": 20, "own_partition": 2, "renew": 4, "hmget": 2},
-    Command.API: {"admit": 2, "cancel": 1},
+    Command.API: {"admit": 2, "cancel": 1, "attach": 2},
 }
 
 _UPKEEP = frozenset({"renew", "xreadgroup", "hmget"})

@@ -63,19 +63,6 @@ def test_a_repeat_changes_nothing_at_any_later_time(desk: Desk) -> None:
     assert contents(desk.bus) == before
 
 
-def test_an_idempotency_key_belongs_to_the_first(desk: Desk) -> None:
-    first, second = desk.request(), desk.request()
-    assert desk.admit(first, idem="digest").code == "OK"
-    key = desk.keys.idem(0, "digest")
-    assert desk.bus.do("GET", key).decode() == first.uid
-    assert 0 < desk.bus.do("PTTL", key) <= TTL_MS
-    before = contents(desk.bus)
-    answer = desk.admit(second, idem="digest")
-    assert (answer.code, answer.uid) == ("DUP", first.uid)
-    assert contents(desk.bus) == before
-    assert desk.admit(second, idem="other").code == "OK"
-
-
 def test_the_queue_is_bounded(desk: Desk) -> None:
     for _ in range(3):
         assert desk.admit(desk.request(), max_queued=3).code == "OK"

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from common.bus import handoffs, leases
+from common.bus.admission import admit
 from common.bus.client import Bus, BusFullError, FencedError, NoGroupError
 from common.bus.handoffs import Step, Text
+from common.bus.holding import Hold, attach
 from common.bus.keys import SCHEDULERS, TOKENIZERS
 from common.bus.peers import claim_dead
 from common.bus.scripts import Call
@@ -29,7 +31,8 @@ Case = Callable[[Desk], Call[Any]]
 def _admit(desk: Desk) -> Call[Any]:
     desk.queued()
     desk.reader(desk.sched, SCHEDULERS, "scheduler-1")
-    return handoffs.admit(desk.keys, desk.request(), desk.limits(), "digest")
+    request = desk.request(idem="digest", digest="body", resume_ms=1_000)
+    return admit(desk.keys, request, desk.limits(), stale=desk.request().uid)
 
 
 def _tok_done(desk: Desk) -> Call[Any]:
@@ -120,6 +123,23 @@ def _cancel_running(desk: Desk) -> Call[Any]:
     )
 
 
+def _cancel_abandoned(desk: Desk) -> Call[Any]:
+    request = desk.request(resume_ms=60_000)
+    desk.admit(request)
+    desk.bus.do("HSET", desk.keys.req(request.uid), "attached_until", 1)
+    return handoffs.cancel(
+        desk.keys, request.uid, model=desk.model, cls=desk.cls, ttl_ms=TTL_MS, error="cancelled",
+        message="Gone.", abandoned=True,
+    )  # fmt: skip
+
+
+def _attach(desk: Desk) -> Call[Any]:
+    running = desk.running(n=2)[0].uid
+    held = desk.request(idem="digest", resume_ms=1_000)
+    desk.admit(held)
+    return attach(desk.keys, (Hold(running, 2), Hold(held.uid, 1, 5_000, "digest")), 3 * TTL_MS)
+
+
 def _expire_call(desk: Desk, uid: str, owner: str) -> Call[Any]:
     desk.overdue(uid)
     return handoffs.expire(
@@ -183,13 +203,13 @@ def _release(desk: Desk) -> Call[Any]:
 
 CASES: list[Case] = [
     _admit, _tok_done, _tok_end, _attempt, _start, _start_alone, _emit, _drop, _pub, _cancel, _cancel_running,
-    _expire_waiting, _expire_owned, _expire_orphan, _open, _renew, _retire, _claim_dead,
-    _take, _keep, _release,
+    _cancel_abandoned, _attach, _expire_waiting, _expire_owned, _expire_orphan,
+    _open, _renew, _retire, _claim_dead, _take, _keep, _release,
 ]  # fmt: skip
 #: Go through even when Redis is full: they free memory, or keep the living from looking dead.
-WHEN_FULL: list[Case] = [_tok_done, _tok_end, _drop, _pub, _open, _renew, _retire, _keep, _release]
+WHEN_FULL: list[Case] = [_tok_done, _tok_end, _drop, _pub, _attach, _open, _renew, _retire, _keep, _release]
 #: A second call moves a time on, and nothing else.
-RENEWING: list[Case] = [_open, _renew, _take, _keep, _expire_owned]
+RENEWING: list[Case] = [_open, _renew, _take, _keep, _attach, _expire_owned]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from common.bus import client, handoffs
+from common.bus import client
+from common.bus.admission import admit
 from common.bus.client import (
     AsyncBus,
     BlockingBus,
@@ -162,7 +163,7 @@ def test_a_cancelled_caller_does_not_cut_its_command_short(
         asynchronous = AsyncBus(server.url, name="api")
         requests = [desk.request() for _ in range(30)]
         for n, request in enumerate(requests):
-            call = handoffs.admit(desk.keys, request, desk.limits())
+            call = admit(desk.keys, request, desk.limits())
             task = asyncio.create_task(asynchronous.run(call))
             for _ in range(n % 10):
                 await asyncio.sleep(0)

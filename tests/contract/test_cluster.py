@@ -15,6 +15,7 @@ from common.bus import leases, registry
 from common.bus.client import AsyncBus, Bus
 from common.bus.embedded import EmbeddedRedis
 from common.bus.handoffs import Gate, Text
+from common.bus.holding import Hold
 from common.bus.keys import SCHEDULERS, Keys
 from common.bus.peers import PeerWatch
 from common.bus.replies import Replies
@@ -68,8 +69,9 @@ def test_a_whole_life(bus: Bus, partition: int) -> None:
     desk.open_tok()
     desk.take_partition()
     desk.open("scheduler-1", "scheduler-2")
-    request = desk.request(n=2)
-    assert desk.admit(request, idem="digest").code == "OK"
+    request = desk.request(n=2, idem="digest", resume_ms=1_000)
+    assert desk.admit(request, stale=desk.request().uid).code == "OK"
+    assert desk.attach(Hold(request.uid, 2, 1_000, "digest")) == 1
     [entry] = desk.read_in()
     assert desk.tok_done(request, entry) is Gate.OK
     jobs = [Job(work) for work in desk.read_sched()]

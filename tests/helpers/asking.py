@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +72,14 @@ class RefusedError(Exception):
         self.error = error
 
 
-def request(port: int, method: str, path: str, body: Body | None = None) -> Answer:
+def request(
+    port: int, method: str, path: str, body: Body | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
     """One request and its whole answer, whatever it is."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"content-type": "application/json"})
+        connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
         got = connection.getresponse()
         return Answer(got.status, {k.lower(): v for k, v in got.getheaders()}, got.read())
     finally:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.bus import handoffs, leases, starting
+from common.bus.admission import Admission, Limits, admit
 from common.bus.client import Bus
-from common.bus.handoffs import Admission, EmitEnd, EmitRow, Emitted, Finished, Gate, Limits, Step, Text
+from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Finished, Gate, Step, Text
+from common.bus.holding import Hold, attach
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, new_uid
 from common.bus.streams import Entry, GroupReader
 from common.messages import Kind, OutEntry, Request, TokRecord, format_record, parse_out
@@ -46,7 +48,7 @@ class Desk:
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    def request(self, n: int = 1, payload: str = "Héllo 世界", uid: str = "") -> Request:
+    def request(self, n: int = 1, payload: str = "Héllo 世界", uid: str = "", **more: Any) -> Request:
         return Request(
             uid=uid or new_uid(self.partition),
             kind=Kind.COMPLETION,
@@ -58,10 +60,11 @@ class Desk:
             cls=self.cls,
             tenant="tenant",
             api="api-1",
+            **more,
         )
 
-    def admit(self, request: Request, *, idem: str | None = None, **limits: int) -> Admission:
-        return self.bus.run(handoffs.admit(self.keys, request, self.limits(**limits), idem))
+    def admit(self, request: Request, *, stale: str = "", **limits: int) -> Admission:
+        return self.bus.run(admit(self.keys, request, self.limits(**limits), stale=stale))
 
     def limits(self, **changes: int) -> Limits:
         defaults = {
@@ -70,6 +73,7 @@ class Desk:
             "timeout_ms": 30_000,
             "queue_timeout_ms": 10_000,
             "ttl_ms": TTL_MS,
+            "idem_ttl_ms": 2 * TTL_MS,
         }
         return Limits(**{**defaults, **changes})
 
@@ -237,12 +241,15 @@ class Desk:
 
     # -- API --------------------------------------------------------------------------------------------
 
-    def cancel(self, uid: str) -> str:
+    def cancel(self, uid: str, *, abandoned: bool = False) -> str:
         call = handoffs.cancel(
-            self.keys, uid,
-            model=self.model, cls=self.cls, ttl_ms=TTL_MS, error="cancelled", message="Nobody waits.",
+            self.keys, uid, model=self.model, cls=self.cls, ttl_ms=TTL_MS, error="cancelled",
+            message="Nobody waits.", abandoned=abandoned,
         )  # fmt: skip
         return self.bus.run(call)
+
+    def attach(self, *holds: Hold, ttl_ms: int = TTL_MS) -> int:
+        return self.bus.run(attach(self.keys, holds, ttl_ms))
 
     def expire(self, uid: str, owner: str = "") -> str:
         call = handoffs.expire(

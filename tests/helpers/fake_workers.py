@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,8 @@ from common.errors import InvalidRequestError, MillstreamError, UnavailableError
 from common.messages import OutEntry, Request, TokRecord, format_record
 
 MODEL = "test-model"
+#: Most choices that are played at once.
+_PLAYERS = 80
 ROLES = (registry.TOKENIZER, registry.SCHEDULER, registry.DETOKENIZER)
 
 
@@ -70,7 +73,9 @@ class FakeWorkers:
         self._epoch: dict[int, int] = {}
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self.failure: BaseException | None = None
-        self._players: list[threading.Thread] = []
+        # Each thread has a connection of its own, of which there may be a hundred: threads are used again.
+        self._pool = ThreadPoolExecutor(_PLAYERS)
+        self._players: list[Future[None]] = []
         self._plays: dict[str, Play] = {}
         self._lock = threading.Lock()
         self._taking = threading.Lock()
@@ -103,8 +108,7 @@ class FakeWorkers:
 
     def forget_failure(self) -> None:
         """The test broke the bus on purpose."""
-        for player in self._players:
-            player.join(10)
+        wait(self._players, 10)
         self.failure = None
 
     def __exit__(
@@ -112,8 +116,8 @@ class FakeWorkers:
     ) -> None:
         self._stop.set()
         self._thread.join(10)
-        for player in self._players:
-            player.join(10)
+        wait(self._players, 10)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.bus.close()
         if kind is None and self.failure is not None:
             raise self.failure
@@ -158,9 +162,7 @@ class FakeWorkers:
                 self._tokenize(entry)
             work = GroupReader(self.bus, self._stream("sched", partition), SCHEDULERS, "fake")
             for entry in work.read(16):
-                player = threading.Thread(target=self._guarded, args=(entry,), daemon=True)
-                self._players.append(player)
-                player.start()
+                self._players.append(self._pool.submit(self._guarded, entry))
 
     def _tokenize(self, entry: Entry) -> None:
         reply = self.bus.do("HGETALL", self.keys.req(entry.uid))

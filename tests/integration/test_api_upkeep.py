@@ -6,10 +6,15 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
+from api import orphans
 from api.client import Client
+from api.keeping import Keeping
+from api.recall import attach
+from api.replies import Reply
 from api.service import Service
 from api.submit import submit
 from api.upkeep import Upkeep
@@ -34,18 +39,30 @@ class Bench:
     upkeep: Upkeep
     now: float = 0.0
 
-    async def admit(self, api: str = "") -> str:
+    async def admit(self, api: str = "", **more: Any) -> str:
         """Admits a request as the process ``api`` (this one by default); returns its uid."""
         service = self.service
         if api:
             service = Service(
                 replace(service.settings, worker_id=api), KEYS, service.bus, service.replies, service.registry
             )
-        request = Request("", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True})
+        request = Request(
+            "", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True}, **more
+        )
         client = Client(_never)
         reply = await submit(service, request, client)
         client.close()
         return reply.uid
+
+    async def read(self, uid: str) -> Reply:
+        """Follows a request, as a client that came back would."""
+        flat = await self.service.bus.do("HGETALL", KEYS.req(uid))
+        request = Request.from_fields(uid, dict(zip(flat[::2], flat[1::2], strict=True)))
+        return attach(self.service, request, Client(_never))
+
+    async def search(self) -> None:
+        """One search for what nobody waits for."""
+        await self.upkeep._orphans.round(self.upkeep._queues())
 
     async def state(self, uid: str) -> str:
         state = await self.service.bus.do("HGET", KEYS.req(uid), "state")
@@ -124,13 +141,136 @@ def test_orphans_are_cancelled_after_a_while(redis: EmbeddedRedis) -> None:
         await bench.upkeep._announce()
         mine, orphan = await bench.admit(), await bench.admit("api-gone")
         await bench.service.registry.poll()
-        for bench.now in (0.0, 5.0, 9.9):
-            await bench.upkeep._end_orphans()
+        for bench.now in (0.0, 3.0, 4.9):  # nobody knows of a sign of life for five seconds already
+            await bench.search()
             assert await bench.state(orphan) == "queued"
-        bench.now = 10.0
-        await bench.upkeep._end_orphans()
+        bench.now = 5.0
+        await bench.search()
         assert await bench.state(orphan) == "ended"
         assert await bench.state(mine) == "queued"
+
+    on_a_bench(redis, test)
+
+
+def test_more_orphans_than_fit_one_page(redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "_PAGE", 3)
+
+    async def test(bench: Bench) -> None:
+        uids = [await bench.admit("api-gone") for _ in range(20)]
+        for bench.now in (0.0, 5.0):
+            await bench.search()
+        for bench.now in (6.0, 7.0):  # while members leave, some move to a page that was read already
+            await bench.search()
+        assert {await bench.state(uid) for uid in uids} == {"ended"}
+
+    on_a_bench(redis, test)
+
+
+def test_a_reader_keeps_the_request_of_a_dead_process(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        uid, keeping = await bench.admit("api-gone"), Keeping(bench.service)
+        reply = await bench.read(uid)
+        await keeping.round()
+        for bench.now in (0.0, 5.0, 10.0):
+            await bench.search()
+        assert await bench.state(uid) == "queued"
+        reply.close()
+        await bench.service.settle(5.0)
+        assert await bench.state(uid) == "ended"
+
+    on_a_bench(redis, test)
+
+
+def test_of_two_readers_the_one_that_stays_keeps_it(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        uid = await bench.admit("api-gone")
+        service = bench.service
+        other = Service(
+            replace(service.settings, worker_id="api-other"),
+            KEYS,
+            service.bus,
+            service.replies,
+            service.registry,
+        )
+        here, there = await bench.read(uid), await Bench(other, bench.upkeep).read(uid)
+        keeping = Keeping(other)
+        keeping.start()
+        here.close()
+        await service.settle(5.0)
+        assert await bench.state(uid) == "queued"
+        await keeping.stop()
+        there.close()
+        await other.settle(5.0)
+        assert await bench.state(uid) == "ended"
+
+    on_a_bench(redis, test)
+
+
+def test_nobody_came_back_in_time(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        held, left = await bench.admit(resume_ms=60_000), await bench.admit(resume_ms=1)
+        plain = await bench.admit()
+        await bench.upkeep._announce()
+        await asyncio.sleep(0.01)
+        for bench.now in (0.0, 1.0, 4.9):  # Redis may have been away until a moment ago
+            await bench.search()
+            assert await bench.state(left) == "queued"
+        bench.now = 5.0
+        await bench.search()
+        assert await bench.state(left) == "ended"
+        assert [await bench.state(uid) for uid in (held, plain)] == ["queued", "queued"]
+
+    on_a_bench(redis, test)
+
+
+def test_a_reader_that_could_not_say_so_gets_the_time_to(redis: EmbeddedRedis) -> None:
+    """Its hold ran out while Redis was away."""
+
+    async def test(bench: Bench) -> None:
+        uid, keeping = await bench.admit(resume_ms=1), Keeping(bench.service)
+        await bench.read(uid)
+        for bench.now in (0.0, 10.0):
+            await bench.upkeep._round()
+            assert await bench.state(uid) == "queued", "seen past its time once only, or not after a calm"
+            redis.kill()
+            await bench.upkeep._round()
+            await asyncio.to_thread(redis.start)
+        await keeping.round()
+        for bench.now in (20.0, 26.0, 27.0):
+            await bench.upkeep._round()
+        assert await bench.state(uid) == "queued"
+
+    on_a_bench(redis, test)
+
+
+def test_a_reader_that_is_late_once_keeps_its_request(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.search()
+        bench.now, keeping = 10.0, Keeping(bench.service)
+        uid = await bench.admit(resume_ms=1)
+        await bench.read(uid)
+        await asyncio.sleep(0.01)
+        await bench.search()
+        assert await bench.state(uid) == "queued", "it was seen past its time once only"
+        await keeping.round()
+        await bench.search()
+        assert await bench.state(uid) == "queued"
+
+    on_a_bench(redis, test)
+
+
+def test_what_is_read_outlives_its_time(redis: EmbeddedRedis) -> None:
+    async def test(bench: Bench) -> None:
+        bus, keeping = bench.service.bus, Keeping(bench.service)
+        uid = await bench.admit(resume_ms=60_000)
+        await bus.do("HSET", KEYS.req(uid), "state", "ended", "terminal", "done")
+        await bus.do("XADD", KEYS.out(uid), "*", "end", "done")
+        await bench.read(uid)
+        for key in (KEYS.req(uid), KEYS.out(uid)):
+            await bus.do("PEXPIRE", key, 500)
+        await keeping.round()
+        assert await bus.do("PTTL", KEYS.req(uid)) > 250_000
+        assert await bus.do("PTTL", KEYS.out(uid)) > 250_000
 
     on_a_bench(redis, test)
 
@@ -138,16 +278,18 @@ def test_orphans_are_cancelled_after_a_while(redis: EmbeddedRedis) -> None:
 def test_a_process_that_is_seen_again_keeps_its_requests(redis: EmbeddedRedis) -> None:
     async def test(bench: Bench) -> None:
         uid, bus = await bench.admit("api-slow"), bench.service.bus
-        for bench.now, seen in ((0.0, False), (6.0, True), (12.0, False), (18.0, False)):
+        for bench.now, seen in ((0.0, False), (4.0, True), (8.0, False), (13.9, False)):
             if seen:
                 text = json.dumps({"role": "api", "model": ""})
-                await bus.do("SET", KEYS.worker("api-slow"), text)
+                await bus.do("SET", KEYS.worker("api-slow"), text, "PX", 5000)
                 await bus.do("SADD", KEYS.workers(), "api-slow")
             else:
                 await bus.do("DEL", KEYS.worker("api-slow"))
-            await bench.service.registry.poll()
-            await bench.upkeep._end_orphans()
+            await bench.search()
         assert await bench.state(uid) == "queued"
+        bench.now = 14.1
+        await bench.search()
+        assert await bench.state(uid) == "ended"
 
     on_a_bench(redis, test)
 
@@ -157,16 +299,15 @@ def test_an_outage_starts_the_waiting_anew(redis: EmbeddedRedis) -> None:
 
     async def test(bench: Bench) -> None:
         uid = await bench.admit("api-gone")
-        await bench.service.registry.poll()
-        await bench.upkeep._round(0)
+        await bench.upkeep._round()
         redis.kill()
-        await bench.upkeep._round(0)
+        await bench.upkeep._round()
         await asyncio.to_thread(redis.start)
         bench.now = 11.0
-        await bench.upkeep._round(0)
+        await bench.upkeep._round()
         assert await bench.state(uid) == "queued"
-        bench.now = 21.0
-        await bench.upkeep._round(0)
+        bench.now = 16.0
+        await bench.upkeep._round()
         assert await bench.state(uid) == "ended"
 
     on_a_bench(redis, test)

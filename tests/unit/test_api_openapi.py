@@ -25,6 +25,7 @@ def document() -> dict[str, Any]:
 def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
+        *("/v1/streams/{name}", "/v1/requests/{name}", "/v1/requests/{name}/cancel"),
         *("/tokenize", "/detokenize", "/health", "/ready", "/version"),
     }
     for methods in document["paths"].values():

@@ -1,0 +1,80 @@
+"""`/v1/requests/{id}`: what has become of a generation, and its end on demand; the same on every replica."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.middleware import GENERATION
+from api.recall import Recalled, recall_or_404
+from api.service import Service
+from api.status import render
+from common.bus import handoffs
+from common.bus.holding import Hold, attach
+from common.errors import CancelledError
+from common.messages import OutEntry, parse_out
+
+#: Entries read at once.
+_PAGE = 1000
+
+
+def router(service: Service) -> APIRouter:
+    """The endpoints on ``service``."""
+    routes = APIRouter()
+
+    @routes.get("/v1/requests/{name}")
+    async def status(http: Request, name: str) -> Response:
+        """Where a generation is; its answer or its error once it has ended."""
+        return await _show(http, service, await recall_or_404(service, name))
+
+    # Several methods on one function would be described under one name twice.
+    @routes.delete("/v1/requests/{name}")
+    async def delete(http: Request, name: str) -> Response:
+        """Cancels a generation; one that has ended stays as it is."""
+        return await _cancel(http, service, name)
+
+    @routes.post("/v1/requests/{name}/cancel")
+    async def cancel(http: Request, name: str) -> Response:
+        """Cancels a generation; one that has ended stays as it is."""
+        return await _cancel(http, service, name)
+
+    return routes
+
+
+async def _cancel(http: Request, service: Service, name: str) -> Response:
+    request = (await recall_or_404(service, name)).request
+    call = handoffs.cancel(
+        service.keys,
+        request.uid,
+        model=request.model,
+        cls=request.cls,
+        ttl_ms=int(service.settings.reply_ttl * 1000),
+        error="cancelled",
+        message=CancelledError().message,
+    )
+    await service.bus.run(call)
+    return await _show(http, service, await recall_or_404(service, name))
+
+
+async def _show(http: Request, service: Service, found: Recalled) -> Response:
+    """The generation as JSON. Whoever asks for it reads it, so it is kept; it is not held for that."""
+    entries = await _entries(service, found.request.uid)
+    if entries and entries[-1].end:  # it may have ended between the two looks
+        found = await recall_or_404(service, found.request.uid)
+    request, settings = found.request, service.settings
+    hold = Hold(request.uid, request.choices, idem=request.idem)
+    await service.bus.run(attach(service.keys, (hold,), int(settings.reply_ttl * 1000)))
+    http.scope[GENERATION] = request.uid
+    return Response(render(request, found.fields, entries), media_type="application/json")
+
+
+async def _entries(service: Service, uid: str) -> list[OutEntry]:
+    """The whole reply so far."""
+    entries: list[OutEntry] = []
+    start = "-"
+    while True:
+        page = await service.bus.do("XRANGE", service.keys.out(uid), start, "+", "COUNT", _PAGE)
+        entries += [parse_out(entry_id, fields) for entry_id, fields in page]
+        if len(page) < _PAGE:
+            return entries
+        start = "(" + entries[-1].id

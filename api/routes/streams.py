@@ -1,0 +1,45 @@
+"""`GET /v1/streams/{id}`: the stream of a generation, on any replica, from its start or from within."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.client import Client
+from api.middleware import GENERATION
+from api.recall import attach, recall_or_404
+from api.resume import START, Numbered, Position
+from api.routes.generation import events_of, first_word
+from api.service import Service
+from api.sse import EventStream
+
+
+def router(service: Service) -> APIRouter:
+    """The endpoint on ``service``."""
+    routes = APIRouter()
+
+    @routes.get("/v1/streams/{name}")
+    async def stream(http: Request, name: str) -> Response:
+        """The events after `Last-Event-ID` (or `?after=`), then those to come, to the end."""
+        seen = _seen(http)
+        request = (await recall_or_404(service, name)).request
+        http.scope[GENERATION] = request.uid
+        client = Client(http.receive)
+        try:
+            reply = attach(service, request, client)
+        except BaseException:
+            client.close()
+            raise
+        entries = await first_word(service, reply, seen)
+        events = Numbered(events_of(request), seen)
+        return EventStream(reply, events, entries, patience_s=service.settings.slow_reader_timeout)
+
+    return routes
+
+
+def _seen(http: Request) -> Position:
+    """The header wins: a browser that connects again sends it with the URL of the first time."""
+    text = http.headers.get("last-event-id")
+    if text is None:
+        text = http.query_params.get("after")
+    return START if text is None else Position.parse(text)
