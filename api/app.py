@@ -26,7 +26,8 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(title="Millstream", redoc_url=None, redirect_slashes=False)
     openapi.publish(app)
     for router in _ROUTERS:
-        app.include_router(router(service))
+        # Not `include_router`, which puts a layer of its own before every route.
+        app.router.routes += router(service).routes
     app.add_exception_handler(MillstreamError, _on_error)
     app.add_exception_handler(ValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

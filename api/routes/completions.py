@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from api.body import read_json
 from api.openapi import takes
+from api.routes.direct import DirectRoute
 from api.routes.generation import generate
 from api.schemas.completions import CompletionRequest
 from api.service import Service
@@ -15,7 +16,7 @@ from common.messages import Kind
 
 def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=DirectRoute)
 
     @routes.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(http: Request) -> Response:

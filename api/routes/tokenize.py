@@ -10,6 +10,7 @@ from starlette.responses import Response
 from api.body import read_json
 from api.events import error_of
 from api.openapi import takes
+from api.routes.direct import DirectRoute
 from api.routes.generation import Ask, admit
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from api.service import Service
@@ -19,7 +20,7 @@ from common.messages import Kind
 
 def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=DirectRoute)
 
     @routes.post("/tokenize", openapi_extra=takes(TokenizeRequest))
     async def tokenize(http: Request) -> Response:

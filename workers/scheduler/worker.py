@@ -6,27 +6,26 @@ the pending list is the list of who owns what.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import errors
-from common.bus import handoffs, registry, starting
+from common.bus import registry
 from common.bus.client import Bus, FencedError
 from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Step
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
-from common.bus.scripts import Call
 from common.bus.starting import Started
 from common.bus.streams import Entry, Place
 from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
 from common.messages import Request
 from workers.engine.types import Engine, EngineRequest, Output
+from workers.scheduler.claims import Claims, class_of
 from workers.scheduler.control import Control
 from workers.scheduler.emitter import TICK_S, Emitter
 from workers.scheduler.jobs import Job, end_row, error_row
@@ -38,8 +37,6 @@ log = Log(__name__)
 MAX_ATTEMPTS = 3
 #: How often a worker that is to stop looks for a peer to hand its work to.
 _LOOK_S = 0.5
-#: How many owners of a choice START may name before something is very wrong.
-_OWNERS = 3
 #: Choices that are started in one exchange.
 _STARTS = 64
 
@@ -79,8 +76,7 @@ class SchedulerWorker:
         self._jobs: dict[str, Job] = {}
         #: Entries in hand, until the EMIT that acks them was answered; they are not stranded.
         self._held: set[Place] = set()
-        #: What was started in one exchange and is to be begun now.
-        self._claimed: dict[Place, Started] = {}
+        self._claims = Claims(bus, keys, model=model, worker=worker)
         self._control = Control()
         self._paused: set[str] = set()
         self._suspects = Suspects()
@@ -168,16 +164,16 @@ class SchedulerWorker:
             if not self._draining and self._suspects.on_trial is None:
                 self._intake.take_fresh([engine.room(priority) for priority in range(len(CLASSES))])
         finally:
-            self._claim_many(self._intake.next(_STARTS))
+            self._claims.ask(self._intake.next(_STARTS))
             self._intake.begin(lambda entry: self._start(engine, entry))
-            self._claimed.clear()
+            self._claims.forget()
 
     def _start(self, engine: Engine, entry: Entry) -> None:
         """One entry becomes a job, or goes away because nobody wants it any more."""
-        key, cls = f"{entry.uid}/{entry.choice}", _class_of(entry)
-        started = self._claim(entry)
+        key, cls = f"{entry.uid}/{entry.choice}", class_of(entry)
+        started = self._claims.claim(entry)
         if started is None or started.code == "ENDED":
-            self._drop(entry)
+            self._claims.drop(entry)
             return
         if key in self._jobs:
             return
@@ -195,42 +191,6 @@ class SchedulerWorker:
         else:
             self._run(engine, key, started)
 
-    def _claim_many(self, entries: Sequence[Entry]) -> None:
-        """STARTs in one exchange, for `_claim` to find. What does not go well is asked again alone."""
-        if len(entries) < 2:
-            return
-        with contextlib.suppress(UnavailableError):
-            outcomes = self._bus.run_many([self._start_call(entry) for entry in entries])
-            self._claimed = {
-                entry.place: outcome
-                for entry, outcome in zip(entries, outcomes, strict=True)
-                if isinstance(outcome, Started)
-            }
-
-    def _start_call(self, entry: Entry, owner: str = "", *, alone: bool = False) -> Call[Started]:
-        return starting.start(
-            self._keys, entry.uid, entry.choice,
-            model=self._model, cls=_class_of(entry), worker=self._worker, owner=owner, alone=alone,
-        )  # fmt: skip
-
-    def _claim(self, entry: Entry, *, alone: bool = False) -> Started | None:
-        """START; None when the request cannot be read."""
-        claimed = self._claimed.pop(entry.place, None)
-        if claimed is not None and claimed.code != "OWNER":
-            return claimed
-        owner = ""
-        for _ in range(_OWNERS):
-            try:
-                started = self._bus.run(self._start_call(entry, owner, alone=alone))
-            except (AttributeError, KeyError, ValueError):
-                # Crashing on it would only hand it to a peer, to crash on. Its reply ends with its deadline.
-                log.exception("a request cannot be read", uid=entry.uid)
-                return None
-            if started.code != "OWNER":
-                return started
-            owner = started.owner
-        raise UnavailableError("A choice changes hands all the time.")
-
     def _run(self, engine: Engine, key: str, started: Started) -> None:
         job, request = self._jobs[key], started.request
         assert isinstance(request, Request)
@@ -246,19 +206,6 @@ class SchedulerWorker:
                 salt=request.tenant,
             )
         )
-
-    def _drop(self, entry: Entry) -> None:
-        call = handoffs.drop(
-            self._keys,
-            entry.uid,
-            entry.choice,
-            stream=entry.stream,
-            group=SCHEDULERS,
-            entry=entry.id,
-            model=self._model,
-            cls=_class_of(entry),
-        )
-        self._bus.run(call)
 
     # -- suspects -----------------------------------------------------------------------------------------
 
@@ -299,9 +246,9 @@ class SchedulerWorker:
         """START once more, now to run. Whatever is wrong with it holds up the others no longer than that."""
         job = self._jobs[key]
         try:
-            started = self._claim(job.entry, alone=True)
+            started = self._claims.claim(job.entry, alone=True)
             if started is None or started.code == "ENDED":
-                self._drop(job.entry)
+                self._claims.drop(job.entry)
                 self._held.discard(self._close(key).entry.place)
             elif started.code == "CANCELLED":
                 self._end(key, errors.CancelledError())
@@ -401,7 +348,3 @@ class SchedulerWorker:
                 engine.cancel(key)
             else:
                 self._end(key, errors.CancelledError())
-
-
-def _class_of(entry: Entry) -> str:
-    return entry.stream.rpartition(":")[2]
