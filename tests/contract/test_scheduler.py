@@ -96,7 +96,7 @@ def make(desk: Desk) -> Iterator[Make]:
     yield start
     for bench in made:
         bench.worker.shutdown()
-    until(lambda: not any(t.name.startswith("emit-") for t in threading.enumerate()), "threads end")
+    until(lambda: not any(t.name.startswith("emit") for t in threading.enumerate()), "threads end")
 
 
 def crash(desk: Desk, worker: str = "scheduler-1") -> None:
@@ -246,14 +246,21 @@ def test_what_could_not_be_started_is_started_as_soon_as_redis_answers(
     desk.bus.run(leases.retire(desk.keys, 0, "scheduler-1", drained=True))
     fresh = [desk.waiting() for _ in range(3)]
     bench = make()
-    run, failures = desk.bus.run, iter([False, True, True, False, True])
+    run, run_many = desk.bus.run, desk.bus.run_many
+    failures = iter([False, True, True, False, True])
 
     def failing(call):
         if call.script == "start" and next(failures, False):
             raise UnavailableError("not now")
         return run(call)
 
+    def away(calls):
+        if calls[0].script == "start":
+            raise UnavailableError("not now")
+        return run_many(calls)
+
     monkeypatch.setattr(desk.bus, "run", failing)
+    monkeypatch.setattr(desk.bus, "run_many", away)
     before = time.monotonic()
     bench.run(lambda: len(bench.engine.added) == 5, 10)
     assert time.monotonic() - before < 5 * 3 * intake.AGAIN_S
