@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,12 +24,12 @@ LEASE_MS = 400
 PEER = "detokenizer-peer"
 
 
-@pytest.fixture
-def worker(bus: Bus) -> Iterator[DetokenizerWorker]:
+@contextmanager
+def detokenizer(bus: Bus, name: str) -> Iterator[tuple[DetokenizerWorker, Lease]]:
     """A detokenizer whose loop the test turns."""
     progress = Progress()
     lease = Lease(
-        bus.url, KEYS, worker="detokenizer-me", role=registry.DETOKENIZER, model="m", partitions=PARTITIONS,
+        bus.url, KEYS, worker=name, role=registry.DETOKENIZER, model="m", partitions=PARTITIONS,
         ttl_ms=LEASE_MS, progress=progress, stats=dict,
     )  # fmt: skip
     streams = TextStreams(bundled_codec())
@@ -39,9 +40,20 @@ def worker(bus: Bus) -> Iterator[DetokenizerWorker]:
     lease.open()
     made.startup()
     lease.announce()
-    yield made
+    yield made, lease
     made.shutdown()
     lease.close(drained=True)
+
+
+@pytest.fixture
+def pair(bus: Bus) -> Iterator[tuple[DetokenizerWorker, Lease]]:
+    with detokenizer(bus, "detokenizer-me") as pair:
+        yield pair
+
+
+@pytest.fixture
+def worker(pair: tuple[DetokenizerWorker, Lease]) -> DetokenizerWorker:
+    return pair[0]
 
 
 def peer_comes(bus: Bus, lease_ms: int) -> None:
@@ -83,3 +95,42 @@ def test_nothing_is_given_up_for_a_peer_that_died(
         worker.step()
         assert held(worker) == PARTITIONS
     assert [bus.do("HGET", KEYS.detok_lease(p), "epoch") for p in range(PARTITIONS)] == epochs
+
+
+def seconds_of(worker: DetokenizerWorker) -> float:
+    start = time.monotonic()
+    worker.step()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["has too many", "drains"])
+def test_whoever_waits_for_a_partition_looks_often(
+    bus: Bus, pair: tuple[DetokenizerWorker, Lease], drains: bool
+) -> None:
+    """Nothing of the partition is decoded between its two owners."""
+    worker, lease = pair
+    until(lambda: turn(worker, PARTITIONS), "all partitions, alone", every=0)
+    with detokenizer(bus, "detokenizer-peer") as (peer, _):
+        if drains:
+            until(lambda: turn(worker, PARTITIONS - 1), "one given up", every=0)
+            until(lambda: turn(peer, 1), "one taken", every=0)
+            lease.draining = True
+            lease.announce()
+        peer.step()
+        assert seconds_of(peer) < 0.1
+        if drains:
+            worker.begin_drain()
+        until(lambda: turn(worker, 0 if drains else 1), "given up", every=0)
+        until(lambda: turn(peer, PARTITIONS if drains else 1), "taken", every=0)
+        assert not peer._expecting
+
+
+def test_partitions_are_given_up_one_by_one(bus: Bus, worker: DetokenizerWorker) -> None:
+    """The loop of an idle partition takes a second to end: the busy one is not to wait for it."""
+    until(lambda: turn(worker, PARTITIONS), "all partitions, alone", every=0)
+    time.sleep(0.1)  # both loops wait for news now
+    worker.begin_drain()
+    bus.do("XADD", KEYS.tok(0), "*", "v", "1", "r", "0-" + "0" * 32 + " 0 0 17")
+    until(lambda: turn(worker, 1), "the busy one is given up", every=0)
+    assert bus.do("HGET", KEYS.detok_lease(0), "owner") == b""
+    assert bus.do("HGET", KEYS.detok_lease(1), "owner") == b"detokenizer-me"
