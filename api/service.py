@@ -17,7 +17,7 @@ from common.bus.client import AsyncBus
 from common.bus.keys import Keys
 from common.bus.registry import DETOKENIZER, MEMORY_LIMIT, SCHEDULER, TOKENIZER, ModelInfo, Registry
 from common.bus.replies import Replies
-from common.messages import Kind
+from common.messages import GENERATIONS, Kind
 from common.settings import Settings
 
 #: A view older than this is no view: Redis hangs, or this process did.
@@ -93,9 +93,14 @@ class Service:
         """Whether Redis is too full to admit more (B11)."""
         return self.registry.view.memory_share >= MEMORY_LIMIT
 
+    def rows(self, model: str) -> int:
+        """How many generations for ``model`` can run at once; 0 when its schedulers do not say."""
+        said = [worker.stats.get("rows") for worker in self.registry.view.live(SCHEDULER, model)]
+        return sum(rows for rows in said if isinstance(rows, int))
+
     def missing_roles(self, model: ModelInfo, kind: Kind = Kind.CHAT) -> list[str]:
         """Roles without a live worker, of those that a request of ``kind`` needs."""
-        roles = _GENERATION_ROLES if kind in (Kind.CHAT, Kind.COMPLETION) else (TOKENIZER,)
+        roles = _GENERATION_ROLES if kind in GENERATIONS else (TOKENIZER,)
         return [role for role in roles if not self.registry.view.live(role, model.id)]
 
     def why_not_ready(self) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from api.client import Client
 from api.leaving import cancel, let_go, pause
+from api.pressure import queue_bound
 from api.recall import DEADLINE_GRACE_S, follow, is_lost
 from api.replies import LostRequestError, Reply
 from api.service import Phase, Service
@@ -20,7 +21,7 @@ from common.errors import (
     QueueFullError,
     UnavailableError,
 )
-from common.messages import Kind, Request
+from common.messages import GENERATIONS, Kind, Request
 
 #: Admission is quick, or Redis is in trouble.
 _ADMIT_TIMEOUT_S = 5.0
@@ -107,7 +108,7 @@ async def _admit(service: Service, request: Request, timeout_s: float, stale: st
     Not one with a key: its client asks again and finds it, or nobody comes back to it in time.
     """
     try:
-        call = admit(service.keys, request, _limits(service, request.uid, timeout_s), stale=stale)
+        call = admit(service.keys, request, _limits(service, request, timeout_s), stale=stale)
     except TypeError:  # orjson's word for what has no JSON text: only nesting can still be the reason
         raise InvalidRequestError("The request is nested too deeply.") from None
     try:
@@ -121,11 +122,16 @@ async def _admit(service: Service, request: Request, timeout_s: float, stale: st
         raise
 
 
-def _limits(service: Service, uid: str, timeout_s: float) -> Limits:
-    settings, partition = service.settings, partition_of(uid)
+def _limits(service: Service, request: Request, timeout_s: float) -> Limits:
+    settings, partition = service.settings, partition_of(request.uid)
+    rows, max_queued = 0, settings.max_queued_requests
+    if max_queued is None:
+        rows = service.rows(request.model) if request.kind in GENERATIONS else 0
+        max_queued = queue_bound(rows)
     ttl_ms = int((timeout_s + settings.deadline_grace) * 1000)
     return Limits(
-        max_queued=_share(settings.max_queued_requests, partition, settings.partitions),
+        max_queued=_share(max_queued, partition, settings.partitions),
+        rows=_share(rows, partition, settings.partitions),
         max_bytes=_share(settings.max_queued_bytes, partition, settings.partitions),
         timeout_ms=int(timeout_s * 1000),
         queue_timeout_ms=int(min(settings.queue_timeout, timeout_s) * 1000),

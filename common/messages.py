@@ -28,6 +28,10 @@ class Kind(StrEnum):
     DETOKENIZE = "detokenize"
 
 
+#: Kinds that a scheduler runs; a tokenizer answers the others.
+GENERATIONS = frozenset({Kind.CHAT, Kind.COMPLETION})
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as it lies in `ms:{p}:req:<uid>`, from admission to the end of its reply.

@@ -137,8 +137,12 @@ class Settings:
         0, byte_size(), _HTTP, "Admission stops at 80 % of this.", default_text="Redis's own `maxmemory`"
     )
 
-    max_queued_requests: int = _setting(
-        256, count(1), _HTTP, "Most requests that wait for a worker; then 429."
+    max_queued_requests: int | None = _setting(
+        None,
+        count(1),
+        _HTTP,
+        "Most requests that wait for a worker; then 429.",
+        default_text="half as many as run at once, at least 16",
     )
     max_queued_bytes: int = _setting(
         64 << 20, byte_size(1024), _HTTP, "Most bytes of prompts in flight; then 429."

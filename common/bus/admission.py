@@ -31,6 +31,8 @@ class Limits:
     ttl_ms: int
     #: Life of the Idempotency-Key: never shorter than the request's, however that ends.
     idem_ttl_ms: int
+    #: Choices that can run at once: what finds one of them free is not queued.
+    rows: int = 0
 
 
 def admit(keys: Keys, request: messages.Request, limits: Limits, *, stale: str = "") -> Call[Admission]:
@@ -52,7 +54,7 @@ def admit(keys: Keys, request: messages.Request, limits: Limits, *, stale: str =
     size = len(str(fields["payload"]).encode())
     args: list[str | int | bytes] = [
         uid, limits.max_queued, limits.max_bytes, size, limits.timeout_ms, limits.queue_timeout_ms,
-        limits.ttl_ms, SCHEDULERS, request.resume_ms, limits.idem_ttl_ms, stale,
+        limits.ttl_ms, SCHEDULERS, request.resume_ms, limits.idem_ttl_ms, stale, limits.rows,
     ]  # fmt: skip
     for name, value in fields.items():
         args += (name, value)

@@ -10,7 +10,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,6 +27,8 @@ _POLL_S = 0.02
 #: A pause is this many leases long: long enough to be taken for dead.
 _PAUSE_LEASES = (1.3, 3.0)
 _BURST = 0.25
+#: How often, and how many times, one looks at partitions that are down.
+_AFTERMATH_S, _AFTERMATH_LOOKS = 0.1, 200
 
 #: The calls of each role that are worth a failpoint, and up to which hit they are counted.
 CALLS: dict[str, dict[str, int]] = {
@@ -104,6 +106,7 @@ class Injector:
         self._rng = random.Random(f"hand {seed}")
         self._paused: dict[int, float] = {}
         self._traps: dict[int, tuple[Trap, int]] = {}
+        self._aftermaths: list[asyncio.Task[None]] = []
         self.faults: list[Fault] = []
 
     async def run(self, planned: Sequence[Planned]) -> None:
@@ -119,43 +122,86 @@ class Injector:
                 await self._inflict(one)
             await self._load.over.wait()
         finally:
-            keeper.cancel()
+            for task in (keeper, *self._aftermaths):
+                task.cancel()
             for pid in self._paused:
                 self._fleet.send(pid, signal.SIGCONT)
 
     async def _inflict(self, one: Planned) -> None:
         if one.role == REDIS_ROLE:
-            self._note(Kind.KILL, REDIS_ROLE, "")
-            await asyncio.to_thread(self._fleet.restart_redis, self._rng.uniform(0.0, 1.0))
+            pause_s = self._rng.uniform(0.0, 1.0)
+            await self._strike(
+                Kind.KILL, REDIS_ROLE, "", lambda: asyncio.to_thread(self._fleet.restart_redis, pause_s)
+            )
             return
         pids = [pid for pid in self._fleet.pids(one.role) if pid not in self._paused]
         while not pids:
             await asyncio.sleep(_POLL_S)
             pids = [pid for pid in self._fleet.pids(one.role) if pid not in self._paused]
         pid = self._rng.choice(pids)
+        worker = self._fleet.worker_of(pid)
         if one.kind is Kind.PAUSE:
-            self._note(one.kind, one.role, self._fleet.worker_of(pid))
-            self._fleet.send(pid, signal.SIGSTOP)
+            await self._strike(one.kind, one.role, worker, lambda: self._send(pid, signal.SIGSTOP))
             self._continue_later(pid)
             return
         if one.point is not None:  # its successor walks into the trap
             trap = self._fleet.set_trap(one.role, one.point)
             self._traps[id(trap)] = trap, 0
-        self._note(Kind.KILL, one.role, self._fleet.worker_of(pid))
-        self._fleet.send(pid, signal.SIGKILL)
+        await self._strike(Kind.KILL, one.role, worker, lambda: self._send(pid, signal.SIGKILL))
+
+    async def _send(self, pid: int, number: signal.Signals) -> None:
+        self._fleet.send(pid, number)
 
     def _continue_later(self, pid: int) -> None:
         lease_s = self._fleet.shape.lease_ms / 1000
         self._paused[pid] = time.monotonic() + lease_s * self._rng.uniform(*_PAUSE_LEASES)
 
-    def _note(self, kind: Kind, role: str, worker: str, detail: str = "") -> None:
+    async def _strike(
+        self, kind: Kind, role: str, worker: str, deed: Callable[[], Awaitable[None]], detail: str = ""
+    ) -> None:
+        """Does the deed, and notes whom it hit: who was in the worker's hands before, and who is after.
+
+        Requests come into them while one looks. Looking takes a while, in which the clients must be heard.
+        """
+        before, serving = await asyncio.to_thread(self._look, role, worker)
+        at = time.monotonic()
+        fault = Fault(
+            kind, role, at, before, detail, any(self._fleet.worker_of(p) not in ("", worker) for p in serving)
+        )
+        self.faults.append(fault)
+        await deed()
+        fault.victims |= (await asyncio.to_thread(self._look, role, worker))[0]
+        if role == Command.DETOKENIZER:
+            self._aftermaths.append(asyncio.create_task(self._aftermath(fault)))
+
+    async def _aftermath(self, fault: Fault) -> None:
+        """A partition whose owner was hit is down until somebody serves it again: so are its new requests."""
+        down: set[str] = set()
+        for _ in range(_AFTERMATH_LOOKS):
+            fault.victims |= down
+            await asyncio.sleep(_AFTERMATH_S)
+            down = await asyncio.to_thread(self._down)
+            if not down and len(await asyncio.to_thread(self._fleet.serving, fault.role)) > 1:
+                return
+
+    def _down(self) -> set[str]:
         try:
-            victims = self._state.victims(role, worker)
+            workers = {
+                self._fleet.worker_of(pid)
+                for pid in self._fleet.serving(Command.DETOKENIZER)
+                if pid not in self._paused
+            }
+            return self._state.served_by_none_of(workers)
+        except redis.RedisError:
+            return set()
+
+    def _look(self, role: str, worker: str) -> tuple[set[str], list[int]]:
+        """The requests in the hands of a worker, and the processes that serve beside it."""
+        try:
             serving = [pid for pid in self._fleet.serving(role) if pid not in self._paused]
+            return self._state.victims(role, worker), serving
         except redis.RedisError:  # it is away as well
-            victims, serving = set(), []
-        standby = any(self._fleet.worker_of(pid) not in ("", worker) for pid in serving)
-        self.faults.append(Fault(kind, role, time.monotonic(), victims, detail, standby))
+            return set(), []
 
     async def _keep(self) -> None:
         """Continues what was paused long enough, and sees what traps did."""
@@ -169,6 +215,10 @@ class Injector:
                 struck = trap.struck()
                 self._traps[key] = trap, len(struck)
                 for pid, worker in struck[seen:]:
-                    self._note(Kind.TRAP, trap.role, worker, str(trap.point))
+                    await self._strike(Kind.TRAP, trap.role, worker, _nothing, str(trap.point))
                     if trap.point.action is Action.STOP:
                         self._continue_later(pid)
+
+
+async def _nothing() -> None:
+    """It has happened already."""

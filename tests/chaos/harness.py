@@ -103,7 +103,7 @@ def run_scenario(
         logs = fleet.logs()
         return Report(
             shape.server, seed, seconds, verdicts, happened, leftovers, state.immortal(),
-            _inexact(state, load), fleet.fenced(), logs.count("Traceback"), logs,
+            _inexact(state, load), fleet.fenced(), logs.count("Traceback"), logs, load.deaf,
         )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from tests.helpers.asking import path_of
 
 _REFUSALS = frozenset({429, 503})
 _PAUSE_S = 0.25
+#: How often the clients' loop looks at the clock, and how late it may be without having been deaf.
+_BEAT_S, _LATE_S = 0.02, 0.05
 _CUT = (asyncio.IncompleteReadError, ConnectionError)
 
 
@@ -75,16 +77,29 @@ class Load:
         self.live: set[int] = set()
         self.finished = 0
         self.over = asyncio.Event()
+        #: When the clients' own loop stood still, so that nothing could be heard: (start, end).
+        self.deaf: list[tuple[float, float]] = []
 
     async def run(self) -> list[Outcome]:
         """Returns when all have ended."""
+        beat = asyncio.create_task(self._beat())
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._streams):
                     group.create_task(self._client())
         finally:
+            beat.cancel()
             self.over.set()
         return self.outcomes
+
+    async def _beat(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            now = time.monotonic()
+            if now - last > _BEAT_S + _LATE_S:
+                self.deaf.append((last, now))
+            last = now
 
     async def _client(self) -> None:
         for plan in self._waiting:

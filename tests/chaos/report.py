@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ class Stall:
         return self.uid in other.victims or other.role in (self.fault.role, REDIS_ROLE)
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The longest time between two texts of a stream, from ``start`` on."""
+
+    outcome: Outcome
+    start: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class Report:
     """One run."""
@@ -50,6 +60,8 @@ class Report:
     fenced: int
     tracebacks: int
     logs: str = field(repr=False, default="")
+    #: When the harness itself stood still and heard nothing.
+    deaf: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def bad(self) -> list[Verdict]:
@@ -84,15 +96,32 @@ class Report:
             f"stall of {stall.seconds:.2f} s, {stall.fault}: {stall.uid}"
             for stall in (*self.stalls()[-count:], *self.stalls_with_standby()[-count:])
         ]
-        lines += [f"gap of {gap:.2f} s, undisturbed: {one.uid}" for gap, one in self.undisturbed()[-count:]]
+        lines += [
+            f"gap of {gap.seconds:.2f} s from {_clock(gap.start)}, undisturbed: {gap.outcome.uid}"
+            for gap in self.undisturbed()[-count:]
+        ]
         return "\n".join(lines)
 
-    def undisturbed(self) -> list[tuple[float, Outcome]]:
-        """The longest gap of each stream that was never in a fault's hands, sorted."""
+    def undisturbed(self) -> list[Gap]:
+        """The longest gap of each stream that was never in a fault's hands, sorted.
+
+        Without the time in which the harness itself stood still.
+        """
         touched = set().union(*(fault.victims for fault in self.faults))
         streams = [v.outcome for v in self.verdicts if v.outcome.plan.is_stream and v.outcome.uid]
-        gaps = [(_longest_gap(one), one) for one in streams if one.uid not in touched]
-        return sorted(gaps, key=lambda gap: gap[0])
+        gaps = [self._longest_gap(one) for one in streams if one.uid not in touched]
+        return sorted(gaps, key=lambda gap: gap.seconds)
+
+    def _longest_gap(self, outcome: Outcome) -> Gap:
+        gaps = [
+            Gap(outcome, before, after - before - self._deaf(before, after))
+            for before, after in pairwise(outcome.texts)
+        ]
+        return max(gaps, key=lambda gap: gap.seconds, default=Gap(outcome, 0.0, 0.0))
+
+    def _deaf(self, start: float, end: float) -> float:
+        """How long of a span of time the harness stood still."""
+        return sum(max(0.0, min(end, until) - max(start, since)) for since, until in self.deaf)
 
     def problems(self) -> str:
         """All that is wrong, for a failing test."""
@@ -107,7 +136,7 @@ class Report:
         """The table, one run a column."""
         kinds = Counter(f"{fault.kind} {fault.role}" for fault in self.faults)
         beside = [stall.seconds for stall in self.stalls_with_standby()]
-        stalls, gaps = [stall.seconds for stall in self.stalls()], [gap[0] for gap in self.undisturbed()]
+        stalls, gaps = [stall.seconds for stall in self.stalls()], [gap.seconds for gap in self.undisturbed()]
         refusals = sum(verdict.outcome.refusals for verdict in self.verdicts)
         wrong = sum(bool(verdict.wrong) for verdict in self.verdicts)
         return [
@@ -159,5 +188,7 @@ def _gap_at(outcome: Outcome, moment: float) -> tuple[float, float] | None:
     return next(((before, after) for before, after in pairwise(marks) if before <= moment < after), None)
 
 
-def _longest_gap(outcome: Outcome) -> float:
-    return max((after - before for before, after in pairwise(outcome.texts)), default=0.0)
+def _clock(moment: float) -> str:
+    """A monotonic time as the log tells it."""
+    wall = moment + time.time() - time.monotonic()
+    return time.strftime("%H:%M:%S", time.localtime(wall)) + f".{int(wall % 1 * 1000):03d}"

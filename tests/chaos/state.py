@@ -42,6 +42,12 @@ class State:
             return {uid for uid in in_flight if self.inside.field(uid, "api") == worker}
         return set(in_flight)
 
+    def served_by_none_of(self, workers: set[str]) -> set[str]:
+        """Uids of the requests on partitions that none of these detokenizers owns."""
+        owners = {p: self.redis.hget(self.keys.detok_lease(p), "owner") for p in self.partitions}
+        down = {partition for partition, owner in owners.items() if owner not in workers}
+        return {uid for uid in self.inside.in_flight() if int(uid.partition("-")[0]) in down}
+
     def expired_s(self, worker: str) -> float:
         """How long ago the worker's first lease to expire did, on the server's clock; inf when it is dead."""
         worst = float("-inf")

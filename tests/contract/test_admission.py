@@ -81,6 +81,19 @@ def test_only_what_no_scheduler_has_counts_as_queued(desk: Desk) -> None:
     assert desk.admit(desk.request(), max_queued=1).code == "OK"
 
 
+def test_what_finds_a_free_row_is_not_queued(desk: Desk) -> None:
+    """A burst into idle schedulers is not refused for the moment in which nobody has taken it yet."""
+    for _ in range(2 + 3):
+        assert desk.admit(desk.request(), max_queued=2, rows=3).code == "OK"
+    assert desk.admit(desk.request(), max_queued=2, rows=3).code == "FULL"
+
+
+def test_rows_that_are_taken_are_no_room(desk: Desk) -> None:
+    desk.waiting(n=3)
+    desk.read_sched(count=3)
+    assert [desk.admit(desk.request(), max_queued=1, rows=3).code for _ in range(2)] == ["OK", "FULL"]
+
+
 def test_no_room_at_all(desk: Desk) -> None:
     assert desk.admit(desk.request(), max_queued=0).code == "FULL"
     assert contents(desk.bus) == {}

@@ -1,8 +1,8 @@
 """The detokenizer: takes partitions by lease and runs one loop for each.
 
 Partitions are shared evenly among live detokenizers; one that nobody owns for a while is taken regardless
-of the share, so that no partition waits for a peer that is gone. Nothing of a partition is decoded between one
-owner and the next, so whoever waits for one that is about to change hands looks often.
+of the share, so that no partition waits for a peer that is gone. Nothing of a partition is decoded between
+one owner and the next, so whoever waits for one that is about to change hands looks often.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ class DetokenizerWorker:
         return now - self._orphan_since.setdefault(partition, now) >= self._lease.ttl_ms / 4000
 
     def _take(self, partition: int) -> None:
+        if self._lease.fenced.is_set():  # about to exit: the partition would be down until then
+            return
         held = self._lease.take(partition)
         if not held.epoch:
             return

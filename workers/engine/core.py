@@ -123,6 +123,7 @@ class NativeEngine:
             prefix_hits=planner.prefix_hits,
             preemptions=planner.preemptions,
             paused=len(self._requests) - running - waiting,
+            rows=self._config.max_num_seqs,
         )
 
     def check(self) -> None:

@@ -159,6 +159,7 @@ class NullEngine:
             prefix_hits=0,
             preemptions=self._preemptions,
             paused=len(self._paused),
+            rows=self._max_num_seqs,
         )
 
     def check(self) -> None:

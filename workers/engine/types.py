@@ -67,6 +67,7 @@ class EngineStats:
     prefix_hits: int  #: prompt tokens found since the start
     preemptions: int
     paused: int = 0  #: with or without a row; counted in neither of the first two
+    rows: int = 0  #: most that can run at once
 
 
 class Engine(Protocol):

@@ -1,8 +1,9 @@
 -- ADMIT: the request enters Redis and the tokenizers' queue, within the bounds.
 -- KEYS req, inflight, in, sched, bytes [, idem, req of the stale holder]
 -- ARGV uid, max_queued, max_bytes, size, timeout_ms, queue_timeout_ms, ttl_ms, group, resume_ms, idem_ttl_ms,
---      stale, field, value, ...
---      max_queued counts what no worker has taken yet: `in` entries and undelivered `sched` entries.
+--      stale, rows, field, value, ...
+--      max_queued counts what no worker has taken yet: `in` entries and undelivered `sched` entries. What the
+--      free ones of so many rows will take at once does not count: it hardly waits.
 --      resume_ms > 0: the request survives for that long without a reader.
 --      stale is the uid of a holder of the idem key whose req the caller found gone; '' for none.
 -- Returns {'OK', waiting} | {'DUP', uid that holds the key} | {'FULL', waiting}
@@ -19,9 +20,9 @@ if KEYS[6] then
   if not free then return {'DUP', holder} end
 end
 local pending = redis.pcall('XPENDING', KEYS[4], ARGV[8])
-local waiting = redis.call('XLEN', KEYS[3]) + redis.call('XLEN', KEYS[4])
-if not pending.err then waiting = waiting - pending[1] end
-if waiting >= tonumber(ARGV[2]) then return {'FULL', waiting} end
+local running = pending.err and 0 or pending[1]
+local waiting = redis.call('XLEN', KEYS[3]) + redis.call('XLEN', KEYS[4]) - running
+if waiting >= ARGV[2] + math.max(0, ARGV[12] - running) then return {'FULL', waiting} end
 local total = tonumber(redis.call('HGET', KEYS[5], 'total') or 0)
 if total > 0 and total + ARGV[4] > tonumber(ARGV[3]) then return {'FULL', waiting} end
 check('ZCARD', KEYS[2])
@@ -29,7 +30,7 @@ local stale = tonumber(redis.call('HGET', KEYS[5], ARGV[1]) or 0)
 local now = now_ms()
 local deadline = now + ARGV[5]
 redis.call('HSET', KEYS[1], 'state', 'queued', 'created', now, 'deadline', deadline,
-  'queue_deadline', math.min(now + ARGV[6], deadline), unpack(ARGV, 12))
+  'queue_deadline', math.min(now + ARGV[6], deadline), unpack(ARGV, 13))
 if tonumber(ARGV[9]) > 0 then redis.call('HSET', KEYS[1], 'attached_until', now + ARGV[9]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 redis.call('HSET', KEYS[5], ARGV[1], ARGV[4])
