@@ -91,6 +91,7 @@ def drop(
         keys.bytes(p, model, cls),
         keys.cancel(p),
         keys.pause(p),
+        keys.gen(uid, choice),
     )
     return Call("drop", names, (group, entry, uid, choice), int)
 

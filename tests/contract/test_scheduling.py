@@ -336,6 +336,20 @@ def test_drop_ends_the_work_on_a_choice_once(desk: Desk) -> None:
     desk.assert_empty()
 
 
+def test_a_dropped_log_lives_no_longer_than_its_request(desk: Desk) -> None:
+    """A request cancelled while it waits leaves a log that was made to live until its deadline, and longer."""
+    kept, gone = desk.waiting(n=2), desk.waiting()
+    [first, second, third] = desk.read_sched()
+    desk.cancel(kept.uid)
+    desk.bus.do("PEXPIRE", desk.keys.req(kept.uid), 5_000)
+    desk.bus.do("DEL", desk.keys.req(gone.uid))
+    for entry in (first, second, third):
+        assert desk.drop(entry) == 1
+    for choice in (0, 1):
+        assert 0 < desk.bus.do("PTTL", desk.keys.gen(kept.uid, choice)) <= 5_000
+    assert not desk.bus.do("EXISTS", desk.keys.gen(gone.uid, 0))
+
+
 def test_drop_of_what_is_gone(desk: Desk) -> None:
     request = desk.waiting()
     [entry] = desk.read_sched()
