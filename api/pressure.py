@@ -19,8 +19,8 @@ LONGEST_QUEUE = 256
 def queue_bound(rows: int) -> int:
     """Most requests that may wait while ``rows`` run, so that what is admitted under overload is not late.
 
-    A full engine works off as many as it runs in the time that one of them takes. So whoever waits behind half
-    as many waits about half of that time, whatever the model and the machine.
+    A full engine works off as many as it runs in the time that one of them takes. So whoever waits behind
+    half as many waits about half of that time, whatever the model and the machine.
     """
     return max(_SHORTEST_QUEUE, rows // 2) if rows else LONGEST_QUEUE
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from api.orphans import Orphans
 from api.service import Phase, Service
 from common.bus import handoffs, registry
-from common.bus.keys import CLASSES
+from common.bus.keys import CLASSES, INTERACTIVE
 from common.errors import CancelledError, MillstreamError
 from common.logging import Log
 
@@ -123,7 +123,8 @@ class Upkeep:
                 if model is None:
                     await bus.do("SREM", flags, member)
                 elif b"/" not in member:
-                    await self._cancel(uid, model.decode(), cls.decode(), CancelledError().message)
+                    named = (cls or INTERACTIVE.encode()).decode()
+                    await self._cancel(uid, model.decode(), named, CancelledError().message)
             for member in (await bus.do("SMEMBERS", keys.pause(partition)))[:_PAGE]:
                 if not await bus.do("EXISTS", keys.req(member.decode("utf-8", "replace"))):
                     await bus.do("SREM", keys.pause(partition), member)

@@ -135,6 +135,8 @@ def parse_prompts(text: bytes) -> tuple[tuple[int, ...], ...]:
 class TokRecord:
     """One row of an engine step in `tok`: a token, an end, or both. Text: ``uid choice index token[ end]``.
 
+    Whatever a newer version adds to it is a word with an equals sign, and ignored by an older one.
+
     ``token`` is None (written ``-``) for an end without one. ``end`` is stop, length, or error; an error
     carries its kind and message (`common.errors`), percent-encoded: ``error:cancelled:The%20request...``.
     """
@@ -169,7 +171,8 @@ def parse_records(text: str) -> list[TokRecord]:
         if len(parts) == 4:
             records.append(TokRecord(uid, int(choice), int(index), number))
         else:
-            end, _, rest = parts[4].partition(":")
+            word = next((part for part in parts[4:] if "=" not in part), "")
+            end, _, rest = word.partition(":")
             kind, _, message = rest.partition(":")
             records.append(TokRecord(uid, int(choice), int(index), number, end, kind, unquote(message)))
     return records
@@ -181,7 +184,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)

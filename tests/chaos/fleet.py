@@ -99,6 +99,7 @@ class Fleet:
         self._listeners: list[socket.socket] = []
         self._traps: deque[Trap] = deque()
         self._trap_count = 0
+        self._versions: dict[str, str] = {}
         for role, point in shape.traps:
             self.set_trap(role, point)
         self._stopping = threading.Event()
@@ -170,6 +171,8 @@ class Fleet:
         own += self.shape.launch.get(role, ())
         if (trap := self._trap_for(role)) is not None:
             own += ["--failpoint", str(trap.point), "--marker", str(trap.marker)]
+        if version := self._versions.pop(role, ""):
+            own += ["--version", version]
         words = ["-m", "tests.chaos.launcher", *own, "--"] if own else ["-m", "cli"]
         fds = [self._listeners[number].fileno()] if role is Command.API else []
         return Program(
@@ -241,6 +244,10 @@ class Fleet:
         trap = Trap(role, point, Path(self._folder.name) / f"trap-{self._trap_count}")
         self._traps.append(trap)
         return trap
+
+    def set_version(self, role: str, name: str) -> None:
+        """The next process of ``role`` to be started is of another version (`tests.chaos.versions`)."""
+        self._versions[role] = name
 
     def _trap_for(self, role: str) -> Trap | None:
         for trap in list(self._traps):

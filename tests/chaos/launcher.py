@@ -1,7 +1,7 @@
-"""Starts a role of the product with a fault in it; the product itself has no such switches.
+"""Starts a role of the product with a fault in it, or as another version of itself; the product itself has no such switches.
 
 `python -m tests.chaos.launcher [--failpoint SPEC --marker FILE] [--mutant NAME] [--poison SEED]...
-[--hang SEED:SECONDS:WEDGED_S --marker FILE] -- ROLE FLAGS...`
+[--hang SEED:SECONDS:WEDGED_S --marker FILE] [--version NAME] -- ROLE FLAGS...`
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.main import main as run
-from tests.chaos import engines, failpoints, mutants
+from tests.chaos import engines, failpoints, mutants, versions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +26,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS))
     parser.add_argument("--poison", type=int, action="append", default=[])
     parser.add_argument("--hang", type=engines.Hang.parse)
+    parser.add_argument("--version", choices=sorted(versions.VERSIONS))
     chosen = parser.parse_args(own)
+    if chosen.version:
+        versions.install(chosen.version)
     if chosen.mutant:
         mutants.install(chosen.mutant)
     if chosen.poison:

@@ -11,24 +11,25 @@ from typing import Any
 
 from common.bus import peers, scripts, streams
 
-_Edit = tuple[str, str, str]
+#: Script, what it says, what it is to say instead.
+Edit = tuple[str, str, str]
 
-_EMIT_FENCE: _Edit = ("emit", "if lease[1] == '1' or not lease[2] then return", "if false then return")
-_RENEW_FENCE: _Edit = (
+_EMIT_FENCE: Edit = ("emit", "if lease[1] == '1' or not lease[2] then return", "if false then return")
+_RENEW_FENCE: Edit = (
     "renew",
     "if lease[1] == '1' or (not lease[2] and ARGV[3] ~= '1') then",
     "if false then",
 )
 #: A row is accepted only where its writer believes the token log ends: fencing per choice.
-_ROW_FENCE: _Edit = ("emit", "if size == at + #piece and (at > 0 or", "if true or (at > 0 or")
-_SEQUENCE: tuple[_Edit, ...] = (
+_ROW_FENCE: Edit = ("emit", "if size == at + #piece and (at > 0 or", "if true or (at > 0 or")
+_SEQUENCE: tuple[Edit, ...] = (
     ("emit", "if seq > stored + 1 then return {'BEHIND', stored} end", ""),
     ("emit", "if seq == stored + 1 then", "if seq > 0 then"),
 )
-_OFFSET: _Edit = ("pub", "if stored ~= ARGV[3] then return {'MOVED', stored} end", "")
+_OFFSET: Edit = ("pub", "if stored ~= ARGV[3] then return {'MOVED', stored} end", "")
 
 
-def _edited(*edits: _Edit) -> Callable[[], None]:
+def edited(*edits: Edit) -> Callable[[], None]:
     """Patches the text of scripts before anybody has read it."""
 
     def install() -> None:
@@ -59,9 +60,9 @@ def _one_observation() -> None:
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
-    "no-fence": _edited(_EMIT_FENCE, _RENEW_FENCE, _ROW_FENCE),
-    "no-sequence": _edited(*_SEQUENCE),
-    "no-offset-compare": _edited(_OFFSET),
+    "no-fence": edited(_EMIT_FENCE, _RENEW_FENCE, _ROW_FENCE),
+    "no-sequence": edited(*_SEQUENCE),
+    "no-offset-compare": edited(_OFFSET),
     "no-stranded-search": _no_stranded_search,
     "one-observation": _one_observation,
 }

@@ -337,7 +337,7 @@ def test_drop_ends_the_work_on_a_choice_once(desk: Desk) -> None:
 
 
 def test_a_dropped_log_lives_no_longer_than_its_request(desk: Desk) -> None:
-    """A request cancelled while it waits leaves a log that was made to live until its deadline, and longer."""
+    """A request cancelled while it waits leaves a log that was made to live longer than its deadline."""
     kept, gone = desk.waiting(n=2), desk.waiting()
     [first, second, third] = desk.read_sched()
     desk.cancel(kept.uid)

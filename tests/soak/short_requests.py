@@ -60,7 +60,7 @@ def run(requests: int) -> list[Row]:
         told("requests / seconds", f"{tally.all} / {seconds:.0f}"),
         told("answered / left / refused with 400", f"{tally.done} / {tally.left} / {tally.refused}"),
         exactly("wrong answers", len(tally.wrong), 0),
-        *[told("the first", tally.wrong[0])] * bool(tally.wrong),
+        *[told("the first", wrong) for wrong in tally.wrong[:1]],
         *flat("grown, second to fourth quarter", fourth.growth(second), _MOST_GROWTH),
         within("keys, before and after", end.keys, base.keys, ""),
         *flat("grown, before to after", {"redis": end.redis - base.redis}, _MOST_GROWTH),

@@ -13,7 +13,7 @@ import orjson
 
 from common.bus.client import Bus, FencedError, NoGroupError
 from common.bus.handoffs import Finished, Text
-from common.bus.keys import Keys
+from common.bus.keys import INTERACTIVE, Keys
 from common.errors import DeadlineError, UnavailableError
 from common.logging import Log
 from common.messages import TokRecord, parse_ids, parse_out
@@ -177,10 +177,11 @@ class Choices:
         terminal, finish, params, model, cls, choices, n, deadline, ids = row
         if params is None or choices is None or terminal is not None or finish is not None:
             return None
-        prompt = ids.split(b";")[record.choice // int(n)]
+        prompt = ids.split(b";")[record.choice // int(n or 1)]
         tail = parse_ids(b",".join(prompt.rsplit(b",", _TAIL)[-_TAIL:]))
         decoder = ChoiceDecoder(self._streams.open(SamplingParams.from_json(params)), tail)
-        state = _State(decoder, model.decode(), cls.decode(), int(choices), int(deadline))
+        named = (cls or INTERACTIVE.encode()).decode()
+        state = _State(decoder, model.decode(), named, int(choices), int(deadline))
         if record.index:
             tokens = parse_ids(self._bus.do("GET", self._keys.gen(record.uid, record.choice)) or b"")
             decoder.replay(tokens[: record.index])

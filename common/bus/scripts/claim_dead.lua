@@ -25,10 +25,13 @@ local reply = {'OK', lease[3] or '0', #pending}
 for i = 1, #pending do
   local claimed = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, pending[i][1])
   if #claimed > 0 and claimed[1][2] then
-    local fields = claimed[1][2]
-    reply[#reply + 1] = claimed[1][1]
-    reply[#reply + 1] = fields[2]
-    reply[#reply + 1] = fields[4] or '0'
+    local flat, fields = claimed[1][2], {}
+    for f = 1, #flat, 2 do fields[flat[f]] = flat[f + 1] end
+    if fields['uid'] then  -- else nobody of ours wrote it: the search for stranded entries removes it
+      reply[#reply + 1] = claimed[1][1]
+      reply[#reply + 1] = fields['uid']
+      reply[#reply + 1] = fields['choice'] or '0'
+    end
   end
 end
 return reply

@@ -94,8 +94,8 @@ if seq == stored + 1 then
   for i = 1, notes do
     -- The samples of one prompt share it: the first one's word counts, once.
     local req, choice, tokens = KEYS[5 + rows + i], ARGV[a + 1], ARGV[a + 2]
-    local n = redis.call('HGET', req, 'n')
-    if n and tonumber(choice) % tonumber(n) == 0
+    local state, n = unpack(redis.call('HMGET', req, 'state', 'n'))
+    if state and choice % (n or 1) == 0
         and redis.call('HSETNX', req, 'cached:' .. choice, tokens) == 1 then
       redis.call('HINCRBY', req, 'cached_tokens', tokens)
     end

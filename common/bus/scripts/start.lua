@@ -39,6 +39,6 @@ if cancelled then return {'CANCELLED', gen} end
 -- Of many prompts only the one is sent: else a request of a thousand would be sent whole a thousand times.
 local ids, samples = unpack(redis.call('HMGET', KEYS[2], 'ids', 'n'))
 local from = 1
-for _ = 1, math.floor(choice / samples) do from = string.find(ids, ';', from, true) + 1 end
+for _ = 1, math.floor(choice / (samples or 1)) do from = string.find(ids, ';', from, true) + 1 end
 local prompt = string.sub(ids, from, (string.find(ids, ';', from, true) or 0) - 1)
 return {'OK', attempts, gen, prompt, unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 6)))}
