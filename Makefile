@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: install serve test lint format bench chaos clean
+.PHONY: install serve test lint format bench chaos soak clean
 
 install: $(STAMP)
 
@@ -50,6 +50,11 @@ chaos: install
 	$(BIN)/python -m tests.chaos $(ARGS)
 	$(BIN)/python -m tests.chaos --requests 600 --faults 80 --api --redis --server all
 	$(BIN)/python -m tests.chaos --sweep --server valkey
+
+# Overload, slow readers, 20,000 short requests, rolling restarts, other versions, single kills; some twenty
+# minutes. One of them, or all in short: make soak ARGS=overload, make soak ARGS="--scale 0.1"
+soak: install
+	$(BIN)/python -m tests.soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from common.settings import Command
+from tests.chaos import bundled
 from tests.chaos.fleet import SERVERS, WORKERS, Shape
 from tests.chaos.harness import Config, run
 from tests.chaos.report import Report, table
@@ -31,6 +32,9 @@ def main() -> int:
     parser.add_argument("--redis", action="store_true", help="the server is killed and restarted as well")
     parser.add_argument("--log", type=Path, help="where the processes' log goes")
     parser.add_argument("--sweep", action="store_true", help="every failpoint once")
+    parser.add_argument(
+        "--engine", choices=["null", "native"], default="null", help="native: the bundled model, in float32"
+    )
     chosen = parser.parse_args()
     # The table is the output: what the supervisor of the fleet has to say goes with the processes' log.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -47,6 +51,8 @@ def main() -> int:
 
 
 def _run(chosen: argparse.Namespace, server: str) -> Report:
+    if chosen.engine == "native":
+        return bundled.run(chosen.requests, chosen.faults, server=server, seed=chosen.seed)
     roles = [*WORKERS, *[Command.API] * chosen.api, *[REDIS_ROLE] * chosen.redis]
     return run(
         Config(

@@ -41,7 +41,7 @@ SERVERS = ("valkey", "redis7", "cluster")
 WORKERS = (Command.TOKENIZER, Command.SCHEDULER, Command.DETOKENIZER)
 _ROLES = (*WORKERS, Command.API)
 _FENCED = "exiting, to come back under a new id"
-_START_S = 60.0
+_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ class Shape:
     #: Whether a death is reported at once, as `serve` does; told the worker's id.
     reports: Callable[[str], bool] = lambda _: True
     mutant: str = ""
+    engine: str = "null"
+    #: Variables of every process.
+    env: Mapping[str, str] = field(default_factory=dict)
     #: Failpoints for the first processes, by role.
     traps: Sequence[tuple[str, Failpoint]] = ()
     #: More arguments of the launcher, by role.
@@ -177,7 +180,7 @@ class Fleet:
         fds = [self._listeners[number].fileno()] if role is Command.API else []
         return Program(
             [sys.executable, *words, role, *self._flags(role, worker_id), *_listening(fds)],
-            env=clean_environment(),
+            env=clean_environment(**self.shape.env),
             cwd=ROOT,
             output=self._output,
             pass_fds=fds,
@@ -185,7 +188,8 @@ class Fleet:
 
     def _flags(self, role: Command, worker_id: str) -> list[str]:
         shape = self.shape
-        flags = ["--redis-url", self.server.url, "--partitions", str(shape.partitions), "--engine", "null"]
+        flags = ["--redis-url", self.server.url, "--partitions", str(shape.partitions)]
+        flags += ["--engine", shape.engine]
         flags += ["--lease-ms", str(shape.lease_ms), "--request-timeout", str(shape.request_timeout_s)]
         flags += ["--reply-ttl", "1200", "--worker-id", worker_id]
         if role is Command.SCHEDULER:

@@ -1,5 +1,6 @@
-"""Starts a role of the product with a fault in it, or as another version of itself; the product itself has no such switches.
+"""Starts a role of the product with a fault in it, or as another version of itself.
 
+The product has no such switches.
 `python -m tests.chaos.launcher [--failpoint SPEC --marker FILE] [--mutant NAME] [--poison SEED]...
 [--hang SEED:SECONDS:WEDGED_S --marker FILE] [--version NAME] -- ROLE FLAGS...`
 """

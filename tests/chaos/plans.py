@@ -38,6 +38,8 @@ class Expected:
     stops: tuple[str | None, ...]
     #: Tokens that each choice counts.
     tokens: tuple[int, ...]
+    #: The token log of each choice, where it is not the null engine's.
+    logs: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,19 @@ class Plan:
     is_stream: bool = True
     #: Events after which a client that leaves does so.
     leaves_after: int = 0
+    temperature: float = 0.0
+    #: What a run without faults has shown; else what the null engine says.
+    shown: Expected | None = None
     expected: Expected = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "expected", _expected(self))
+        object.__setattr__(self, "expected", self.shown or _expected(self))
 
     @property
     def body(self) -> Body:
-        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "seed": self.seed, "n": self.n}
+        fields: dict[str, Any] = {
+            "max_tokens": self.max_tokens, "seed": self.seed, "n": self.n, "temperature": self.temperature
+        }  # fmt: skip
         if self.stop:
             fields["stop"] = list(self.stop)
         if self.is_stream:

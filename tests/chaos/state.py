@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import redis
 
 from common.bus.keys import CLASSES, SCHEDULERS, TOKENIZERS, Keys
-from common.messages import parse_out
+from common.messages import parse_ids, parse_out
 from common.settings import Command
 from tests.chaos.plans import Plan
 from tests.helpers.inside import Inside
@@ -109,10 +109,16 @@ class State:
             faults += self._log_faults(uid, plan, choice)
         return faults
 
+    def log(self, uid: str, choice: int) -> tuple[int, ...]:
+        """The token log of a choice."""
+        return tuple(parse_ids((self.redis.get(self.keys.gen(uid, choice)) or "").encode()))
+
     def _log_faults(self, uid: str, plan: Plan, choice: int) -> list[str]:
-        log = (self.redis.get(self.keys.gen(uid, choice)) or "").split(",")[:-1]
-        seed, least = plan.choice_seed(choice), plan.expected.tokens[choice]
-        right = [str(token_at(seed, index)) for index in range(len(log))]
+        log, least = self.log(uid, choice), plan.expected.tokens[choice]
+        if plan.expected.logs:
+            right = plan.expected.logs[choice]
+        else:
+            right = tuple(token_at(plan.choice_seed(choice), index) for index in range(len(log)))
         if log != right or not least <= len(log) <= plan.max_tokens:
             return [f"the token log of choice {choice} is wrong ({len(log)} tokens, {least} sent)"]
         return []
