@@ -192,6 +192,23 @@ def test_tokenizer_jobs_move_too(desk: Desk) -> None:
     assert (entry.uid, entry.choice) == (request.uid, 0)
 
 
+def test_entries_of_a_newer_version_are_taken_over_by_their_names(desk: Desk) -> None:
+    """And what nobody of ours wrote is left to the search for stranded entries, which removes it."""
+    request = desk.queued()
+    desk.read_in("tokenizer-1")
+    for fields in (("later", "x", "uid", request.uid), ("uid", request.uid, "later", "x"), ("other", "x")):
+        desk.bus.do("XADD", desk.work_in, "*", *fields)
+    command = "XREADGROUP", "GROUP", TOKENIZERS, "tokenizer-1", "STREAMS", desk.work_in, ">"
+    desk.bus.do(*command)
+    desk.open("tokenizer-1", "tokenizer-2")
+    _retire(desk, "tokenizer-1")
+    entries, _ = _claim(desk, "tokenizer-2", "tokenizer-1", stream=desk.work_in, group=TOKENIZERS)
+    assert [(entry.uid, entry.choice) for entry in entries] == [(request.uid, 0)] * 3
+    reader = desk.reader(desk.work_in, TOKENIZERS, "tokenizer-2")
+    assert reader.stranded({entry.id for entry in entries}) == []
+    assert desk.bus.do("XLEN", desk.work_in) == 3
+
+
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize("expired_ok", [False, True])
 def test_a_living_worker_keeps_its_work(desk: Desk, expired: bool, expired_ok: bool) -> None:

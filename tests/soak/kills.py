@@ -92,7 +92,7 @@ def run(count: int, *, slack: float = 1.0) -> list[Row]:
     return [
         told("kills of each role / seconds", f"{count} / {report.seconds:.0f}"),
         exactly("requests that failed, or whose text is not exact", len(report.bad), 0),
-        exactly("problems", report.problems() or "none", "none"),
+        exactly("problems", " / ".join(report.problems().splitlines()) or "none", "none"),
         *[
             row
             for role, detail in itertools.product(ROLES, ("reported", "unreported"))

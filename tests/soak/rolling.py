@@ -129,6 +129,6 @@ def _rows(report: Report) -> list[Row]:
         told("requests / seconds", f"{len(report.verdicts)} / {report.seconds:.0f}"),
         exactly("requests that failed, or whose text is not exact", len(report.bad), 0),
         exactly("requests refused", refused, 0),
-        exactly("tracebacks, and what is left in Redis", report.problems() or "none", "none"),
+        exactly("problems", " / ".join(report.problems().splitlines()) or "none", "none"),
         told("longest gap in a stream", f"{max(gaps, default=0):.2f} s"),
     ]
