@@ -23,7 +23,7 @@ _SHORTEST, _LONGEST = 16, 32
 _STREAMS = 8
 _LEASE_MS = 2000
 #: A request may meet several faults, after each of which a model is loaded anew.
-_BOUND_S = 120.0
+_BOUND_S = 300.0
 _FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--kv-cache-tokens", "4096")
 #: Two schedulers share two cores.
 _ENV = {"OMP_NUM_THREADS": "1"}
@@ -38,6 +38,7 @@ def run(requests: int, faults: int, *, server: str = "valkey", seed: int = 1) ->
         engine="native",
         flags={Command.SCHEDULER: _FLAGS},
         env=_ENV,
+        request_timeout_s=2 * _BOUND_S,
         reports=lambda _: coin.random() < 0.5,
     )
     plans = _shown([_plan(number, seed) for number in range(requests)], shape)

@@ -72,6 +72,12 @@ class State:
                 uids |= {fields["uid"] for entry, fields in self.redis.xrange(stream) if entry in held}
         return uids
 
+    def make_look_overdue(self) -> None:
+        """Requests in flight seem to be past their time to whoever sweeps them next, and are looked at."""
+        for key in self._queues(self.keys.inflight):
+            for uid in self.redis.zrange(key, 0, 0):
+                self.redis.zadd(key, {uid: 1}, xx=True)
+
     def leftovers(self) -> dict[str, object]:
         """What should be gone when no request is in flight; empty when all is well."""
         left = dict(self.inside.held())

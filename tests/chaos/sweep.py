@@ -29,15 +29,18 @@ _REACH_S = 12.0
 #: Between two failpoints of a role: what was interrupted goes on meanwhile, as it would between real faults.
 _REST_S = 0.6
 
-#: The calls of each role that happen in every run, and at which hit to fail.
+#: The calls of each role that happen in every run or can be brought about, and at which hit to fail.
 CALLS: dict[str, dict[str, int]] = {
-    Command.TOKENIZER: {"tok_done": 2, "tok_end": 1, "claim_dead": 1, "renew": 4, "xreadgroup": 5},
-    Command.SCHEDULER: {"start": 3, "emit": 30, "claim_dead": 1, "renew": 4, "xreadgroup": 5},
-    Command.DETOKENIZER: {"pub": 20, "own_partition": 2, "renew": 4, "hmget": 2},
-    Command.API: {"admit": 2, "cancel": 1, "attach": 2},
-}
+    Command.TOKENIZER: {
+        "tok_done": 2, "tok_end": 1, "claim_dead": 1, "attempt": 1, "retire": 1, "renew": 4, "xreadgroup": 5
+    },
+    Command.SCHEDULER: {"start": 3, "emit": 30, "claim_dead": 1, "retire": 1, "renew": 4, "xreadgroup": 5},
+    Command.DETOKENIZER: {"pub": 20, "own_partition": 2, "retire": 1, "renew": 4, "hmget": 2},
+    Command.API: {"admit": 2, "cancel": 1, "attach": 2, "expire": 1},
+}  # fmt: skip
 
-_UPKEEP = frozenset({"renew", "xreadgroup", "hmget"})
+#: Left to the whole sweep.
+_SELDOM = frozenset({"renew", "xreadgroup", "hmget", "attempt", "retire", "expire"})
 
 
 def all_points(role: str) -> list[Failpoint]:
@@ -50,7 +53,7 @@ def all_points(role: str) -> list[Failpoint]:
 def some_points(role: str) -> list[Failpoint]:
     """Both sides of every hand-off, the ways to fail in turn."""
     actions = itertools.cycle(Action)
-    calls = [(call, hit) for call, hit in CALLS[role].items() if call not in _UPKEEP]
+    calls = [(call, hit) for call, hit in CALLS[role].items() if call not in _SELDOM]
     return [Failpoint(call, side, next(actions), hit) for (call, hit), side in itertools.product(calls, Side)]
 
 
@@ -147,19 +150,36 @@ class _Sweeper:
         self._fleet.send(pid, signal.SIGKILL)
 
     async def _strikes(self, trap: Trap) -> tuple[int, str] | None:
-        """The process in which it struck; a peer dies on the way when that is what the call is about."""
-        start, peers_killed = time.monotonic(), trap.point.call != "claim_dead"
+        """The process in which it struck; what its call is about is brought about on the way."""
+        start, provoked = time.monotonic(), False
         while time.monotonic() - start < _REACH_S:
             if struck := trap.struck():
                 return struck[0]
             newest = self._newest()
-            if not peers_killed and newest is not None:
-                peers_killed = True
-                for pid in self._fleet.pids(self.role):
-                    if pid != newest:
-                        self._kill(pid)
+            if not provoked and newest is not None:
+                provoked = self._provoke(trap.point.call, newest)
             await asyncio.sleep(_POLL_S)
         return None
+
+    def _provoke(self, call: str, newest: int) -> bool:
+        """Has ``newest`` come to a call that it would not make by itself; whether that was done for good."""
+        match call:
+            case "attempt":  # a job is claimed from a peer that died with it in its hands
+                self._fleet.set_trap(self.role, Failpoint("tok_done", Side.BEFORE, Action.KILL, 1))
+                self._kill_peers(newest)
+            case "claim_dead":
+                self._kill_peers(newest)
+            case "retire":
+                self._fleet.send(newest, signal.SIGTERM)
+            case "expire":  # a request looks overdue, which it is not
+                self._state.make_look_overdue()
+                return False
+        return True
+
+    def _kill_peers(self, newest: int) -> None:
+        for pid in self._fleet.pids(self.role):
+            if pid != newest:
+                self._kill(pid)
 
     def _newest(self) -> int | None:
         """The process that started last, once it serves and its peers do."""
