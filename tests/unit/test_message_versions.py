@@ -38,7 +38,7 @@ def test_a_word_that_stands_before_the_end(record: TokRecord) -> None:
 
 
 def test_fields_of_an_entry() -> None:
-    plain = [b"choice", b"0", b"n", b"2", b"at", b"1", b"text", b"x"]
+    plain = [b"at", b"0 2 1", b"text", b"x"]
     assert parse_out(b"1-0", [*plain, b"later", b"y"]) == parse_out(b"1-0", plain)
     ended = parse_out(b"1-0", [b"usage", b"3 4", b"later", b"y", b"end", b"done"])
     assert ended == OutEntry("1-0", end="done", usage=Usage(3, 4, 0))
