@@ -72,7 +72,8 @@ def request_of(body: Body) -> bytes:
 
 
 def streaming(body: Body) -> Body:
-    return body | {"stream": True, "stream_options": {"include_usage": True}}
+    """The same as a stream, which ends with its usage."""
+    return {"stream_options": {"include_usage": True}} | body | {"stream": True}
 
 
 async def ask(port: int, body: Body) -> Answer:

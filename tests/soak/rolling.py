@@ -6,6 +6,7 @@ Clients go where `/ready` says 200, as behind a load balancer.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import signal
 import time
@@ -44,23 +45,34 @@ def restarts(server: str = "valkey") -> list[Row]:
     return _rows(_under_load(replace_all, server))
 
 
-def versions(server: str = "valkey") -> list[Row]:
+def versions(server: str = "valkey", *, at_once: bool = False) -> list[Row]:
     """One process of each role becomes the next version, then the other becomes the previous one.
 
     At the end each role's next version is killed, so that the previous one takes over what it held.
+    ``at_once`` does each of the three to all roles together, and not to one after another.
     """
 
     async def mix(fleet: Fleet) -> None:
+        first = {role: fleet.pids(role) for role in _ROLES}
         newer: dict[str, int] = {}
-        for role in _ROLES:
-            older, other = fleet.pids(role)
-            for pid, version in ((older, "next"), (other, "previous")):
-                fleet.set_version(role, version)
-                [made] = await _replace(fleet, role, pid)
-                if version == "next":
-                    newer[role] = made
-        for role in WORKERS:
-            await _replace(fleet, role, newer[role], signal.SIGKILL)
+
+        async def change(role: Command, pid: int, version: str) -> None:
+            fleet.set_version(role, version)
+            made = await _replace(fleet, role, pid)
+            if version == "next":
+                [newer[role]] = made
+
+        steps = [
+            [functools.partial(change, role, first[role][0], "next") for role in _ROLES],
+            [functools.partial(change, role, first[role][1], "previous") for role in _ROLES],
+            [functools.partial(_kill, fleet, role, newer) for role in WORKERS],
+        ]
+        for some in steps:
+            if at_once:
+                await asyncio.gather(*(step() for step in some))
+            else:
+                for step in some:
+                    await step()
 
     return _rows(_under_load(mix, server))
 
@@ -81,6 +93,10 @@ def _under_load(replace: Replace, server: str) -> Report:
         return []
 
     return run_scenario(Shape(server=server, lease_ms=3000), plans, faults, streams=_STREAMS)
+
+
+async def _kill(fleet: Fleet, role: Command, newer: dict[str, int]) -> None:
+    await _replace(fleet, role, newer[role], signal.SIGKILL)
 
 
 async def _replace(

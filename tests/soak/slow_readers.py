@@ -10,14 +10,14 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 
-from tests.helpers.asking import completion
+from tests.helpers.asking import Body, completion
 from tests.helpers.inside import Inside
 from tests.helpers.stack import Stack
 from tests.soak.client import Answer, ask, read_slowly
 from tests.soak.measure import Memory, Row, exactly, memory_of, told, within
 
 _STEP_MS, _TOKENS = 30.0, 8000
-_NORMAL, _NORMAL_TOKENS = 10, 150
+_NORMAL, _NORMAL_TOKENS = 10, 100
 _BYTES_PER_S = 1024
 _FLAGS = ("--engine", "null", "--null-step-ms", str(_STEP_MS))
 #: Of the API's memory, for each slow connection.
@@ -25,16 +25,14 @@ _MOST_KB = 512
 _MORE = 1.2
 
 
-def run(slow: int, seconds: float, *, slack: float = 1.0, pauses: bool = True) -> list[Row]:
-    """``pauses``: whether the rows of slow readers have had time enough to be paused."""
+def run(slow: int, seconds: float, *, slack: float = 1.0) -> list[Row]:
+    """``seconds`` are for the slow ones alone, to fill what is between them and their scheduler."""
     with Stack(*_FLAGS) as stack, stack.redis() as client:
         inside = Inside(client)
-        return asyncio.run(_scenes(stack, inside, slow, seconds, slack, pauses))
+        return asyncio.run(_scenes(stack, inside, slow, seconds, slack))
 
 
-async def _scenes(
-    stack: Stack, inside: Inside, slow: int, seconds: float, slack: float, pauses: bool
-) -> list[Row]:
+async def _scenes(stack: Stack, inside: Inside, slow: int, seconds: float, slack: float) -> list[Row]:
     alone = await _normal(stack.port)
     before = await asyncio.to_thread(memory_of, stack)
     stop = asyncio.Event()
@@ -58,7 +56,7 @@ async def _scenes(
             "time per token, beside them", 1000 * _tpot(beside), 1000 * _tpot(alone) * _MORE * slack, "ms"
         ),
         within("API memory per slow connection", _per_connection(before, after, slow), _MOST_KB, "KB"),
-        Row("rows that are paused", f"{paused} of {slow}", f">= {slow}", paused >= slow if pauses else None),
+        Row("rows that are paused", f"{paused} of {slow}", f">= {slow}", paused >= slow),
         told("tokens generated for a slow reader, median", generated),
     ]
 
@@ -70,8 +68,10 @@ def _progress(inside: Inside) -> tuple[int, int]:
     return paused, int(statistics.median(generated or [0]))
 
 
-def _long(number: int) -> dict[str, object]:
-    return completion("slow", max_tokens=_TOKENS, seed=number, ignore_eos=True)
+def _long(number: int) -> Body:
+    """A long answer in large events."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    return completion("slow", max_tokens=_TOKENS, seed=number, ignore_eos=True, stream_options=options)
 
 
 async def _normal(port: int) -> list[Answer]:
