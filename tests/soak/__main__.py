@@ -17,7 +17,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[float], Sequence[Row]]]] = {
     "overload": ("Ten times the capacity", lambda scale: overload.run(max(5.0, 60 * scale))),
     "slow": (
         "Slow readers",
-        lambda scale: slow_readers.run(max(10, int(100 * scale)), max(30.0, 60 * scale)),
+        lambda scale: slow_readers.run(max(10, int(100 * scale)), 60.0),
     ),
     "short": ("Short requests", lambda scale: short_requests.run(max(1000, int(20_000 * scale)))),
     "restarts": ("A rolling restart", lambda _: rolling.restarts()),
