@@ -205,7 +205,7 @@ def test_entries_of_a_newer_version_are_taken_over_by_their_names(desk: Desk) ->
     entries, _ = _claim(desk, "tokenizer-2", "tokenizer-1", stream=desk.work_in, group=TOKENIZERS)
     assert [(entry.uid, entry.choice) for entry in entries] == [(request.uid, 0)] * 3
     reader = desk.reader(desk.work_in, TOKENIZERS, "tokenizer-2")
-    assert reader.stranded({entry.id for entry in entries}) == []
+    assert reader.stranded({(entry.stream, entry.id) for entry in entries}) == []
     assert desk.bus.do("XLEN", desk.work_in) == 3
 
 
