@@ -8,12 +8,16 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.settings import Command
 from tests.chaos import bundled
 from tests.chaos.fleet import SERVERS, WORKERS, Shape
 from tests.chaos.harness import Config, run
+from tests.chaos.redis_faults import FAULTS
+from tests.chaos.redis_runs import Played, play_all
+from tests.chaos.redis_runs import table as table_of_faults
 from tests.chaos.report import Report, table
 from tests.chaos.sweep import CALLS, all_points, sweep
 from tests.helpers.stack import REDIS_ROLE
@@ -35,11 +39,15 @@ def main() -> int:
     parser.add_argument(
         "--engine", choices=["null", "native"], default="null", help="native: the bundled model, in float32"
     )
+    parser.add_argument("--redis-faults", nargs="*", metavar="NAME", help="these faults of Redis, or all")
     chosen = parser.parse_args()
     # The table is the output: what the supervisor of the fleet has to say goes with the processes' log.
     logging.getLogger().addHandler(logging.NullHandler())
+    servers = SERVERS if chosen.server == "all" else [chosen.server]
+    if chosen.redis_faults is not None:
+        return _redis_faults(chosen, servers)
     reports: list[Report] = []
-    for server in SERVERS if chosen.server == "all" else [chosen.server]:
+    for server in servers:
         report = _sweep(chosen, server) if chosen.sweep else _run(chosen, server)
         reports.append(report)
         print(f"{server}: {'good' if report.good else 'BAD'}\n{report.problems()}", flush=True)
@@ -71,6 +79,19 @@ def _sweep(chosen: argparse.Namespace, server: str) -> Report:
     swept = sweep({role: all_points(role) for role in CALLS}, server=server, seed=chosen.seed)
     print(f"failpoints met: {len(swept.reached)}; not met in time: {', '.join(swept.missed) or 'none'}")
     return swept.report
+
+
+def _redis_faults(chosen: argparse.Namespace, servers: Sequence[str]) -> int:
+    played: list[Played] = []
+    for server in servers:
+        for one in play_all(chosen.redis_faults or list(FAULTS), server, chosen.lease_ms):
+            played.append(one)
+            problems = one.problems()
+            print(f"{server}, {one.name}: {'BAD' if problems else 'good'}\n{problems}", flush=True)
+            if chosen.log and problems:
+                chosen.log.with_suffix(f".{server}.{len(played)}.log").write_text(one.logs)
+    print(table_of_faults(played))
+    return 1 if any(one.problems() for one in played) else 0
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from common.errors import MillstreamError
 from common.settings import Command, new_worker_id
 from tests.chaos.failpoints import Failpoint
 from tests.helpers.asking import request
+from tests.helpers.lossy_proxy import LossyProxy
 from tests.helpers.servers import binary_of
 from tests.helpers.stack import ROOT, clean_environment
 from tests.helpers.waiting import until
@@ -60,6 +61,9 @@ class Shape:
     engine: str = "null"
     #: Variables of every process.
     env: Mapping[str, str] = field(default_factory=dict)
+    appendfsync: str = "everysec"
+    #: Whether a proxy stands between the processes and the server, to lose messages when told to.
+    behind_proxy: bool = False
     #: Failpoints for the first processes, by role.
     traps: Sequence[tuple[str, Failpoint]] = ()
     #: More arguments of the launcher, by role.
@@ -94,8 +98,10 @@ class Fleet:
         self.keys = Keys()
         self.server = EmbeddedRedis(
             binary=binary_of("redis7" if shape.server == "redis7" else "valkey"),
+            appendfsync=shape.appendfsync,
             cluster=shape.server == "cluster",
         )
+        self.proxy: LossyProxy | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="millstream-chaos-")
         self.log = Path(self._folder.name) / "log"
         self._output = self.log.open("ab")
@@ -113,6 +119,9 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self.server.start()
+        if self.shape.behind_proxy:
+            self.proxy = LossyProxy(self.server.port, seed=1, rates={})
+            self.proxy.__enter__()
         self._bus = Bus(self.server.url, name="chaos", timeout_s=1.0, retries=0)
         for _ in range(self.shape.replicas.get(Command.API, 0)):
             self._listeners.append(socket.create_server(("127.0.0.1", 0), backlog=512))
@@ -142,6 +151,8 @@ class Fleet:
         for listener in self._listeners:
             listener.close()
         self._bus.close()
+        if self.proxy is not None:
+            self.proxy.__exit__(None, None, None)
         self.server.close()
         self._output.close()
         self._folder.cleanup()
@@ -188,8 +199,8 @@ class Fleet:
 
     def _flags(self, role: Command, worker_id: str) -> list[str]:
         shape = self.shape
-        flags = ["--redis-url", self.server.url, "--partitions", str(shape.partitions)]
-        flags += ["--engine", shape.engine]
+        url = self.proxy.url if self.proxy is not None else self.server.url
+        flags = ["--redis-url", url, "--partitions", str(shape.partitions), "--engine", shape.engine]
         flags += ["--lease-ms", str(shape.lease_ms), "--request-timeout", str(shape.request_timeout_s)]
         flags += ["--reply-ttl", "1200", "--worker-id", worker_id]
         if role is Command.SCHEDULER:

@@ -81,20 +81,16 @@ def run_scenario(
     """Any load under any faults."""
     with Fleet(shape) as fleet, fleet.redis() as client:
         state = State(client, fleet.keys, shape.partitions)
-        prompts = {
-            (prompt, is_chat): _prompt_tokens(fleet.ports[0], prompt, is_chat)
-            for prompt in PROMPTS
-            for is_chat in (False, True)
-        }
+        prompt_tokens = count_prompts(fleet.ports[0])
         start = time.monotonic()
         load, happened = asyncio.run(_under_fire(fleet, state, plans, faults, streams, bound_s))
         seconds = time.monotonic() - start
         hung = any(outcome.hung for outcome in load.outcomes)
-        leftovers = _settle(state, 0.0 if hung else _SETTLE_S)
+        leftovers = settle(state, 0.0 if hung else _SETTLE_S)
         verdicts = [
             judge(
                 outcome,
-                sum(prompts.get((prompt, outcome.plan.is_chat), 0) for prompt in outcome.plan.prompts),
+                prompt_tokens(outcome.plan),
                 cuts_allowed=cuts_allowed,
                 losses_allowed=losses_allowed,
             )
@@ -103,7 +99,7 @@ def run_scenario(
         logs = fleet.logs()
         return Report(
             shape.server, seed, seconds, verdicts, happened, leftovers, state.immortal(),
-            _inexact(state, load), fleet.fenced(), logs.count("Traceback"), logs, load.deaf,
+            inexact(state, load), fleet.fenced(), logs.count("Traceback"), logs, load.deaf,
         )  # fmt: skip
 
 
@@ -119,7 +115,7 @@ async def _under_fire(
     return load, happened
 
 
-def _settle(state: State, timeout: float) -> dict[str, object]:
+def settle(state: State, timeout: float) -> dict[str, object]:
     """What is left when it has had time to go away."""
     try:
         until(lambda: not state.leftovers(), "nothing is left", timeout)
@@ -128,7 +124,7 @@ def _settle(state: State, timeout: float) -> dict[str, object]:
     return {}
 
 
-def _inexact(state: State, load: Load) -> dict[str, list[str]]:
+def inexact(state: State, load: Load) -> dict[str, list[str]]:
     """Requests that ended well for their clients, whose traces in Redis are wrong all the same."""
     found = {}
     for outcome in load.outcomes:
@@ -138,8 +134,15 @@ def _inexact(state: State, load: Load) -> dict[str, list[str]]:
     return found
 
 
-def _prompt_tokens(port: int, prompt: str, is_chat: bool) -> int:
-    """As the undisturbed server counts them."""
+def count_prompts(port: int) -> Callable[[Plan], int]:
+    """How many tokens a plan's prompts have, as the undisturbed server counts them."""
+    counts = {
+        (prompt, is_chat): _count(port, prompt, is_chat) for prompt in PROMPTS for is_chat in (False, True)
+    }
+    return lambda plan: sum(counts.get((prompt, plan.is_chat), 0) for prompt in plan.prompts)
+
+
+def _count(port: int, prompt: str, is_chat: bool) -> int:
     asked = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
     answer = request(port, "POST", "/tokenize", {"model": BUNDLED, **asked})
     assert answer.status == 200, answer

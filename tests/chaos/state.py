@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import redis
 
@@ -89,6 +89,11 @@ class State:
             if count := self.redis.xlen(self.keys.tok(partition)):
                 left[self.keys.tok(partition)] = count
         return left
+
+    def attempts(self, uids: Iterable[str]) -> int:
+        """How many crashes of workers were counted against requests."""
+        fields = itertools.chain.from_iterable(self.redis.hgetall(self.keys.req(uid)).items() for uid in uids)
+        return sum(int(value) for name, value in fields if name.startswith(("attempts:", "tok_attempts")))
 
     def immortal(self) -> list[str]:
         """Keys of single requests that would stay for ever."""

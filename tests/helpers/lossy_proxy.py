@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
@@ -30,7 +31,7 @@ _ON_REQUEST = frozenset({Fault.REQUEST_LOST})
 class LossyProxy:
     """Forwards to ``upstream_port``; each message meets each fault of ``rates`` with its probability."""
 
-    def __init__(self, upstream_port: int, *, seed: int, rates: dict[Fault, float]) -> None:
+    def __init__(self, upstream_port: int, *, seed: int, rates: Mapping[Fault, float]) -> None:
         self._upstream_port = upstream_port
         self._random = random.Random(seed)
         self._rates = rates
@@ -47,6 +48,10 @@ class LossyProxy:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
+
+    def storm(self, rates: Mapping[Fault, float]) -> None:
+        """These faults from now on."""
+        self._rates = rates
 
     def calm(self) -> None:
         """No faults from now on."""
