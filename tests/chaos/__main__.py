@@ -88,7 +88,7 @@ def _redis_faults(chosen: argparse.Namespace, servers: Sequence[str]) -> int:
             played.append(one)
             problems = one.problems()
             print(f"{server}, {one.name}: {'BAD' if problems else 'good'}\n{problems}", flush=True)
-            if chosen.log and problems:
+            if chosen.log:
                 chosen.log.with_suffix(f".{server}.{len(played)}.log").write_text(one.logs)
     print(table_of_faults(played))
     return 1 if any(one.problems() for one in played) else 0

@@ -146,4 +146,5 @@ class Witness:
         """How many acknowledged writes the server, back again, knows nothing of."""
         until(lambda: not self._thread.is_alive(), "the witness saw the server die")
         with self._client() as client:
+            until(lambda: client.info("persistence")["loading"] == 0, "the server has loaded its data")
             return self._acknowledged - int(client.get(self._key) or 0)

@@ -178,7 +178,7 @@ class Stage:
             logs = fleet.logs()[logged:]
             played = Played(
                 name, fault, fleet.shape.server, seconds, scene, verdicts, leftovers, state.immortal(),
-                inexact(state, scene.load), fleet.deaths - deaths, state.attempts([one.uid for one in outcomes]),
+                _inexact(state, scene.load, fault), fleet.deaths - deaths, state.attempts([one.uid for one in outcomes]),
                 logs.count("Traceback"), logs,
             )  # fmt: skip
         fleet.wait_whole()
@@ -186,6 +186,12 @@ class Stage:
 
     def _judge(self, outcome: Outcome, fault: RedisFault) -> Verdict:
         return judge(outcome, self._prompt_tokens(outcome.plan), cuts_allowed=fault.cuts)
+
+
+def _inexact(state: State, load: Load, fault: RedisFault) -> dict[str, list[str]]:
+    """Traces in Redis that are wrong; requests that it lost whole, after their clients had all, leave none."""
+    found = inexact(state, load)
+    return {uid: f for uid, f in found.items() if not fault.loses_writes or state.inside.field(uid, "state")}
 
 
 async def _under_load(fleet: Fleet, state: State, fault: RedisFault, seed: int) -> Scene:
