@@ -15,6 +15,7 @@ from itertools import islice
 from common.bus.client import Bus, FencedError
 from common.bus.keys import Keys
 from common.bus.peers import OBSERVE_S, PeerWatch
+from common.bus.steadiness import Steadiness
 from common.bus.streams import Bell, Entry, GroupReader, Place
 from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
@@ -41,6 +42,7 @@ class Intake:
         *,
         worker: str,
         lease_ms: int,
+        steadiness: Steadiness,
         wake: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,7 +52,10 @@ class Intake:
         self._readers = {
             p: [GroupReader(bus, stream, group, worker) for stream in some] for p, some in streams.items()
         }
-        self._watches = {p: PeerWatch(bus, keys, p, group, me=worker, lease_ms=lease_ms) for p in streams}
+        self._watches = {
+            p: PeerWatch(bus, keys, p, group, me=worker, lease_ms=lease_ms, steadiness=steadiness)
+            for p in streams
+        }
         #: Streams that may have entries.
         self._news = {stream for some in streams.values() for stream in some}
         self._next_poll = self._next_stranded = self._next_scan = self._next_try = 0.0

@@ -16,6 +16,7 @@ from common.bus import registry
 from common.bus.client import Bus, FencedError
 from common.bus.keys import Keys
 from common.bus.scripts import Call
+from common.bus.steadiness import Steadiness
 from common.errors import MillstreamError
 from common.logging import Log
 
@@ -29,6 +30,8 @@ KEEP_MS = 3_600_000
 _WEDGED_S = 2 * HANG_S
 #: Renewals per lease time.
 _RENEWALS = 4
+#: How soon a renewal that failed is tried again: before any peer can see the lease expired twice.
+_RETRY_S = 0.1
 
 
 def renew(keys: Keys, partition: int, worker: str, ttl_ms: int, *, opening: bool = False) -> Call[int]:
@@ -121,6 +124,8 @@ class Lease:
         self._progress = progress
         self._stats = stats
         self.fenced = threading.Event()
+        #: Whether this worker may take others for dead.
+        self.steadiness = Steadiness(ttl_ms)
         self.draining = False
         self._serving = False
         self._owned: set[int] = set()
@@ -131,6 +136,7 @@ class Lease:
         """Creates the leases and starts the thread that renews them; raises what `Bus.run` raises."""
         for partition in self._partitions:
             self._bus.run(renew(self._keys, partition, self.worker, self.ttl_ms, opening=True))
+        self.steadiness.renewed()
         self._thread.start()
 
     def announce(self) -> None:
@@ -176,7 +182,8 @@ class Lease:
 
     def _loop(self) -> None:
         wedged_since: float | None = None
-        while not self._stop.wait(self.ttl_ms / 1000 / _RENEWALS):
+        every_s = pause_s = self.ttl_ms / 1000 / _RENEWALS
+        while not self._stop.wait(pause_s):
             wedged = self._progress.wedged()
             if wedged:
                 if wedged_since is None:
@@ -193,13 +200,20 @@ class Lease:
                 self.fenced.set()
                 return
             except MillstreamError as error:
-                log.warning("the lease could not be renewed", error=error.message)
+                if pause_s == every_s:
+                    log.warning("the lease could not be renewed, trying again", error=error.message)
+                pause_s = min(every_s, _RETRY_S)
             except Exception:  # a fault of ours, say in `stats`, must not make a working worker look dead
                 log.exception("a renewal failed")
+            else:
+                if pause_s != every_s:
+                    log.info("the lease is renewed again")
+                pause_s = every_s
 
     def _renew_all(self) -> None:
         for partition in self._partitions:
             self._bus.run(renew(self._keys, partition, self.worker, self.ttl_ms))
+        self.steadiness.renewed()
         for partition in list(self._owned):
             held = self._bus.run(own_partition(self._keys, partition, self.worker, self.ttl_ms, take=False))
             if not held.epoch and partition in self._owned:

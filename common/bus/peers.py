@@ -1,9 +1,9 @@
 """Finding dead peers of a consumer group and taking over what they held.
 
 A peer that somebody marked dead is dead, at once. A lease that merely expired must be seen expired twice,
-with Redis answering in between, on this process's own clock; after any error, or when the server is
-another or has just begun, the observer first waits one full lease: a Redis that was away makes everybody
-look dead (B3).
+with Redis answering in between, on this process's own clock; after any error, after a gap in its own
+renewals, or when the server is another or has just begun, the observer first waits one full lease: a Redis
+that was away makes everybody look dead (B3).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from common.bus.keys import Keys
 from common.bus.leases import KEEP_MS
 from common.bus.registry import parse_info
 from common.bus.scripts import Call
+from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry
 from common.errors import MillstreamError
 from common.logging import Log
@@ -60,6 +61,7 @@ class PeerWatch:
         *,
         me: str,
         lease_ms: int,
+        steadiness: Steadiness,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
@@ -68,6 +70,7 @@ class PeerWatch:
         self._group = group
         self._me = me
         self._lease_s = lease_ms / 1000
+        self._steadiness = steadiness
         self._clock = clock
         self._first_seen: dict[str, float] = {}
         self._run_id = ""
@@ -119,7 +122,8 @@ class PeerWatch:
                 self._first_seen.pop(name, None)
                 return False
         now = self._clock()
-        if now < self._calm_from:
+        if now < self._calm_from or not self._steadiness.holds():
+            self._first_seen.pop(name, None)
             return False
         return now - self._first_seen.setdefault(name, now) >= OBSERVE_S
 

@@ -112,9 +112,7 @@ class Scene:
             await asyncio.sleep(_ASK_EVERY_S)
 
     async def _ask(self) -> Answer:
-        return await asyncio.to_thread(
-            post, self.fleet.ports[0], completion("hello", max_tokens=2, seed=7)
-        )
+        return await asyncio.to_thread(post, self.fleet.ports[0], completion("hello", max_tokens=2, seed=7))
 
     async def ready(self, port: int) -> Answer:
         return await asyncio.to_thread(request, port, "GET", "/ready")
@@ -247,7 +245,9 @@ async def cuts_connections(scene: Scene) -> None:
     """All of them, again and again."""
     with scene.redis() as client:
         for _ in range(10):
-            await asyncio.to_thread(client.execute_command, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.to_thread(
+                client.execute_command, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"
+            )
             await asyncio.sleep(0.3)
 
 

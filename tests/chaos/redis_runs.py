@@ -178,8 +178,8 @@ class Stage:
             logs = fleet.logs()[logged:]
             played = Played(
                 name, fault, fleet.shape.server, seconds, scene, verdicts, leftovers, state.immortal(),
-                _inexact(state, scene.load, fault), fleet.deaths - deaths, state.attempts([one.uid for one in outcomes]),
-                logs.count("Traceback"), logs,
+                _inexact(state, scene.load, fault), fleet.deaths - deaths,
+                state.attempts([one.uid for one in outcomes]), logs.count("Traceback"), logs,
             )  # fmt: skip
         fleet.wait_whole()
         return played
@@ -189,7 +189,7 @@ class Stage:
 
 
 def _inexact(state: State, load: Load, fault: RedisFault) -> dict[str, list[str]]:
-    """Traces in Redis that are wrong; requests that it lost whole, after their clients had all, leave none."""
+    """Traces in Redis that are wrong; none of what it lost whole after the client had it all."""
     found = inexact(state, load)
     return {uid: f for uid, f in found.items() if not fault.loses_writes or state.inside.field(uid, "state")}
 

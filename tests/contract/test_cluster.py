@@ -23,7 +23,7 @@ from common.bus.server import wait_for_server
 from common.bus.streams import Bell
 from common.errors import MillstreamError
 from common.messages import OutEntry
-from tests.helpers.bus import LEASE_MS, Desk, Job
+from tests.helpers.bus import LEASE_MS, Desk, Job, Steady
 from tests.helpers.servers import BOTH, binary_of
 from tests.helpers.waiting import until
 
@@ -78,7 +78,9 @@ def test_a_whole_life(bus: Bus, partition: int) -> None:
     assert [desk.start(job.entry).code for job in jobs] == ["OK", "OK"]
     desk.generate(jobs[0], 2, "stop")
 
-    watch = PeerWatch(bus, desk.keys, partition, SCHEDULERS, me="scheduler-2", lease_ms=LEASE_MS)
+    watch = PeerWatch(
+        bus, desk.keys, partition, SCHEDULERS, me="scheduler-2", lease_ms=LEASE_MS, steadiness=Steady()
+    )
     bus.run(leases.retire(desk.keys, partition, "scheduler-1", drained=False))
     [moved] = watch.scan(desk.sched)
     assert desk.start(moved, "scheduler-2").code == "OK"

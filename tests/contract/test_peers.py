@@ -11,8 +11,9 @@ from common.bus.client import Bus, FencedError
 from common.bus.embedded import EmbeddedRedis
 from common.bus.keys import SCHEDULERS
 from common.bus.peers import OBSERVE_S, PeerWatch
+from common.bus.steadiness import Steadiness
 from common.errors import MillstreamError
-from tests.helpers.bus import LEASE_MS, Desk
+from tests.helpers.bus import LEASE_MS, Desk, Steady
 from tests.helpers.servers import BOTH, binary_of
 
 LEASE_S = LEASE_MS / 1000
@@ -21,14 +22,15 @@ LEASE_S = LEASE_MS / 1000
 class Watcher:
     """One observer on a hand-driven clock."""
 
-    def __init__(self, desk: Desk, me: str = "scheduler-2") -> None:
+    def __init__(self, desk: Desk, me: str = "scheduler-2", steadiness: Steadiness | None = None) -> None:
         self.now = 100.0
         self.desk = desk
         desk.open(me)
         desk.reader(desk.sched, SCHEDULERS, me)
         self.watch = PeerWatch(
-            desk.bus, desk.keys, 0, SCHEDULERS, me=me, lease_ms=LEASE_MS, clock=lambda: self.now
-        )
+            desk.bus, desk.keys, 0, SCHEDULERS, me=me, lease_ms=LEASE_MS, steadiness=steadiness or Steady(),
+            clock=lambda: self.now,
+        )  # fmt: skip
 
     def scan(self, after: float = 0.0) -> list[tuple[str, int]]:
         self.now += after
@@ -126,6 +128,26 @@ def test_more_than_one_page_is_taken(desk: Desk, watcher: Watcher) -> None:
     watcher.scan()
     taken = watcher.scan(OBSERVE_S)
     assert sorted(choice for _, choice in taken) == list(range(150))
+
+
+def test_who_could_not_renew_its_own_lease_is_no_judge(desk: Desk) -> None:
+    """A Redis that hung for a while answers again: whoever looks first finds everybody's lease expired."""
+    watcher = Watcher(desk, steadiness=Steadiness(LEASE_MS, clock=lambda: watcher.now))
+    desk.running()
+
+    def looks(seconds: float, *, renewing: bool) -> list[list[tuple[str, int]]]:
+        found = []
+        for _ in range(round(seconds * 4 / LEASE_S)):
+            if renewing:
+                watcher.watch._steadiness.renewed()
+            found.append(watcher.scan(LEASE_S / 4))
+        return [entries for entries in found if entries]
+
+    assert looks(2 * LEASE_S, renewing=True) == []
+    desk.expire_lease("scheduler-1")
+    assert looks(2 * LEASE_S, renewing=False) == []
+    assert looks(LEASE_S, renewing=True) == [], "a full lease from its own first renewal"
+    assert len(looks(LEASE_S + OBSERVE_S, renewing=True)) == 1, "it is dead, after all"
 
 
 @pytest.fixture(params=BOTH)

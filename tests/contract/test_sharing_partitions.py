@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ import pytest
 
 from common.bus import registry
 from common.bus.client import Bus
+from common.bus.embedded import EmbeddedRedis
 from common.bus.keys import Keys
-from common.bus.leases import Lease, Progress, mark_dead, renew
+from common.bus.leases import Lease, Progress, mark_dead, own_partition, renew
+from common.bus.peers import OBSERVE_S
 from tests.helpers.text import bundled_codec
 from tests.helpers.waiting import until
 from workers.detokenizer.choices import Choices
@@ -25,12 +28,12 @@ PEER = "detokenizer-peer"
 
 
 @contextmanager
-def detokenizer(bus: Bus, name: str) -> Iterator[tuple[DetokenizerWorker, Lease]]:
+def detokenizer(bus: Bus, name: str, lease_ms: int = LEASE_MS) -> Iterator[tuple[DetokenizerWorker, Lease]]:
     """A detokenizer whose loop the test turns."""
     progress = Progress()
     lease = Lease(
         bus.url, KEYS, worker=name, role=registry.DETOKENIZER, model="m", partitions=PARTITIONS,
-        ttl_ms=LEASE_MS, progress=progress, stats=dict,
+        ttl_ms=lease_ms, progress=progress, stats=dict,
     )  # fmt: skip
     streams = TextStreams(bundled_codec())
     made = DetokenizerWorker(
@@ -134,3 +137,23 @@ def test_partitions_are_given_up_one_by_one(bus: Bus, worker: DetokenizerWorker)
     until(lambda: turn(worker, 1), "the busy one is given up", every=0)
     assert bus.do("HGET", KEYS.detok_lease(0), "owner") == b""
     assert bus.do("HGET", KEYS.detok_lease(1), "owner") == b"detokenizer-me"
+
+
+def test_a_redis_that_hung_costs_nobody_a_partition(server: EmbeddedRedis, bus: Bus) -> None:
+    """All leases are over when it answers again; whoever is first to ask must not think the others dead."""
+    lease_s = 1.0
+    with detokenizer(bus, "detokenizer-me", int(lease_s * 1000)) as (worker, _):
+        until(lambda: turn(worker, PARTITIONS), "all partitions, alone", every=0)
+        peer_comes(bus, 60_000)
+        until(lambda: turn(worker, 1), "one given up", every=0)
+        [free] = set(range(PARTITIONS)) - set(worker.stats()["partitions"])
+        assert bus.run(own_partition(KEYS, free, PEER, 100, take=True)).epoch
+        server.signal(signal.SIGSTOP)
+        time.sleep(1.5 * lease_s)
+        server.signal(signal.SIGCONT)
+        back, now = time.monotonic(), 0.0
+        while now < back + lease_s + OBSERVE_S * 0.8:
+            worker.step()
+            now = time.monotonic()
+            assert held(worker) == 1 or now > back + lease_s + OBSERVE_S
+        until(lambda: turn(worker, PARTITIONS), "it is taken from a peer that is really dead", every=0)

@@ -15,6 +15,7 @@ from common.bus.client import Bus
 from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Finished, Gate, Step, Text
 from common.bus.holding import Hold, attach
 from common.bus.keys import DETOKENIZERS, INTERACTIVE, SCHEDULERS, TOKENIZERS, Keys, new_uid
+from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry, GroupReader
 from common.messages import Kind, OutEntry, Request, TokRecord, format_record, parse_out
 from common.sampling import SamplingParams
@@ -23,6 +24,16 @@ from common.sampling import SamplingParams
 MODEL = "org/Größe 漢字:7b%2F{1}"
 TTL_MS = 60_000
 LEASE_MS = 3_000
+
+
+class Steady(Steadiness):
+    """Of a worker that never failed to renew its lease."""
+
+    def __init__(self) -> None:
+        super().__init__(LEASE_MS)
+
+    def holds(self) -> bool:
+        return True
 
 
 @dataclass(slots=True)

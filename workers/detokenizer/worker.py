@@ -1,8 +1,9 @@
 """The detokenizer: takes partitions by lease and runs one loop for each.
 
 Partitions are shared evenly among live detokenizers; one that nobody owns for a while is taken regardless
-of the share, so that no partition waits for a peer that is gone. Nothing of a partition is decoded between
-one owner and the next, so whoever waits for one that is about to change hands looks often.
+of the share, so that no partition waits for a peer that is gone. A lease that merely expired is no proof of
+that: it must be seen expired twice, by a process whose own lease is in order (B3). Nothing of a partition is
+decoded between one owner and the next, so whoever waits for one that is about to change hands looks often.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.bus import registry
 from common.bus.client import Bus, FencedError
 from common.bus.keys import Keys
 from common.bus.leases import Lease, Progress
+from common.bus.peers import OBSERVE_S
 from common.bus.registry import DETOKENIZER
 from common.logging import Log
 from workers.detokenizer.choices import Choices
@@ -28,6 +30,15 @@ _EVERY_S = 0.25
 #: While a partition is about to change hands.
 _SOON_S = 0.02
 _JOIN_S = 3.0
+
+
+class _Hold(NamedTuple):
+    """What a partition's lease says."""
+
+    #: Who holds it; "" when nobody does.
+    owner: str
+    #: It ran out; its owner did not give it up, and no supervisor said that it is dead.
+    lapsed: bool
 
 
 class DetokenizerWorker:
@@ -59,7 +70,7 @@ class DetokenizerWorker:
         #: Whether a partition should be ours soon.
         self._expecting = False
         self._fence: FencedError | None = None
-        self._orphan_since: dict[int, float] = {}
+        self._unheld_since: dict[int, float] = {}
         self._draining = False
 
     def startup(self) -> None:
@@ -104,15 +115,17 @@ class DetokenizerWorker:
         now = self._server_ms()
         peers = registry.serving(self._bus, self._keys, DETOKENIZER)
         share = -(-self._partitions // max(1, len(peers)))
-        owners = {partition: self._owner(partition, now) for partition in range(self._partitions)}
+        holds = {partition: self._hold(partition, now) for partition in range(self._partitions)}
         if len(self._loops) - len(self._leaving) > share:
             self._leave(next(partition for partition in self._loops if partition not in self._leaving))
-        for partition, owner in owners.items():
+        for partition, hold in holds.items():
             if partition in self._loops:
                 continue
-            if self._orphaned(partition, owner) or (not owner and len(self._loops) < share):
+            if self._is_free(partition, hold, within=len(self._loops) < share):
                 self._take(partition)
-        self._expecting = len(self._loops) < share and self._changes_hands(owners.values(), peers, share)
+        self._expecting = len(self._loops) < share and self._changes_hands(
+            [hold.owner for hold in holds.values()], peers, share
+        )
 
     def _changes_hands(self, owners: Collection[str], peers: Collection[str], share: int) -> bool:
         """Whether somebody owns a partition who has too many, is draining, or has stopped."""
@@ -120,22 +133,23 @@ class DetokenizerWorker:
         others = sizes.keys() - {"", self._lease.worker}
         return any(owner not in peers or sizes[owner] > share for owner in others)
 
-    def _owner(self, partition: int, now: int) -> str:
-        """Who holds the partition's lease; "" when it is free."""
+    def _hold(self, partition: int, now: int) -> _Hold:
         owner, expiry = self._bus.do("HMGET", self._keys.detok_lease(partition), "owner", "expiry")
-        return owner.decode() if owner is not None and int(expiry or 0) > now else ""
+        until_ms = int(expiry or 0)
+        return _Hold(owner.decode() if owner is not None and until_ms > now else "", 0 < until_ms <= now)
 
     def _server_ms(self) -> int:
         seconds, micros = self._bus.do("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def _orphaned(self, partition: int, owner: str) -> bool:
-        """Whether nobody has held the partition for a quarter of a lease, on this process's clock."""
-        if owner:
-            self._orphan_since.pop(partition, None)
+    def _is_free(self, partition: int, hold: _Hold, *, within: bool) -> bool:
+        """Whether the partition may be taken; ``within`` this process's share at once, if it was given up."""
+        if hold.owner or (hold.lapsed and not self._lease.steadiness.holds()):
+            self._unheld_since.pop(partition, None)
             return False
         now = time.monotonic()
-        return now - self._orphan_since.setdefault(partition, now) >= self._lease.ttl_ms / 4000
+        patience_s = OBSERVE_S if hold.lapsed else 0.0 if within else self._lease.ttl_ms / 4000
+        return now - self._unheld_since.setdefault(partition, now) >= patience_s
 
     def _take(self, partition: int) -> None:
         if self._lease.fenced.is_set():  # about to exit: the partition would be down until then
@@ -156,7 +170,7 @@ class DetokenizerWorker:
             on_fenced=self._on_fenced,
         )
         self._loops[partition] = loop
-        self._orphan_since.pop(partition, None)
+        self._unheld_since.pop(partition, None)
         loop.start()
         log.info("took a partition", partition=partition, epoch=held.epoch)
 

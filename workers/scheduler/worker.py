@@ -20,6 +20,7 @@ from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
 from common.bus.leases import Progress
 from common.bus.starting import Started
+from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry, Place
 from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
@@ -54,6 +55,7 @@ class SchedulerWorker:
         worker: str,
         partitions: int,
         lease_ms: int,
+        steadiness: Steadiness,
         progress: Progress,
         announce: Callable[[], None],
     ) -> None:
@@ -67,7 +69,14 @@ class SchedulerWorker:
         self.wake = threading.Event()
         streams = {p: [keys.sched(p, model, cls) for cls in CLASSES] for p in range(partitions)}
         self._intake = Intake(
-            bus, keys, SCHEDULERS, streams, worker=worker, lease_ms=lease_ms, wake=self.wake
+            bus,
+            keys,
+            SCHEDULERS,
+            streams,
+            worker=worker,
+            lease_ms=lease_ms,
+            steadiness=steadiness,
+            wake=self.wake,
         )
         self._emitter = Emitter(
             bus, keys, partitions, worker=worker, progress=progress,

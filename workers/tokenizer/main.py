@@ -39,6 +39,7 @@ def _start(proc: Process) -> int:
         worker=proc.worker_id,
         partitions=settings.partitions,
         lease_ms=settings.lease_ms,
+        steadiness=proc.lease.steadiness,
         ttl_ms=proc.reply_ttl_ms,
         life_ms=int((settings.request_timeout + settings.deadline_grace) * 1000),
     )

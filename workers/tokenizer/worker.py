@@ -18,6 +18,7 @@ from common.bus.handoffs import Gate
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, TOKENIZERS, Keys
 from common.bus.registry import ModelInfo
+from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry
 from common.errors import MillstreamError
 from common.logging import Log
@@ -50,6 +51,7 @@ class TokenizerWorker:
         worker: str,
         partitions: int,
         lease_ms: int,
+        steadiness: Steadiness,
         ttl_ms: int,
         life_ms: int,
     ) -> None:
@@ -66,7 +68,14 @@ class TokenizerWorker:
         self.wake = threading.Event()
         streams = {p: [keys.work_in(p, model, cls) for cls in CLASSES] for p in range(partitions)}
         self._intake = Intake(
-            bus, keys, TOKENIZERS, streams, worker=worker, lease_ms=lease_ms, wake=self.wake
+            bus,
+            keys,
+            TOKENIZERS,
+            streams,
+            worker=worker,
+            lease_ms=lease_ms,
+            steadiness=steadiness,
+            wake=self.wake,
         )
         self._next_limits = 0.0
         self._draining = False
