@@ -11,7 +11,7 @@ from typing import Protocol
 
 from api.client import Client, ClientGoneError
 from common.bus.replies import Subscription
-from common.errors import MillstreamError
+from common.errors import MillstreamError, QueueFullError, UnavailableError
 from common.logging import Log
 from common.messages import OutEntry, Request
 
@@ -32,7 +32,10 @@ class Home(Protocol):
         """Whether Redis, being there, does not know the request."""
 
     async def readmit(self, request: Request, deadline: float) -> None:
-        """Puts a lost request back. Raises `MillstreamError` when it cannot be."""
+        """Puts a lost request back.
+
+        Raises `LostRequestError` when it is too late, and what ADMIT raises: then it can be tried again.
+        """
 
     def pause(self, request: Request, *, on: bool) -> None:
         """Asks the scheduler to pause the request, or to go on with it."""
@@ -60,6 +63,7 @@ class Reply:
         self._failure: Exception | None = None
         self._has_text = False
         self._ended = False
+        self._was_put_back = False
         self._closed = False
         client.on_gone(lambda: self.fail(ClientGoneError()))
 
@@ -137,8 +141,13 @@ class Reply:
         if not await self._home.is_lost(self.request):
             return
         sent = self._has_text and self.request.reply.get("stream")
-        if sent or self.restarts:
+        if sent or self._was_put_back:
             raise LostRequestError
-        self.restarts += 1
+        self.restarts += 1  # whatever comes of it: without an answer it may have happened
         log.warning("Redis lost a request, admitting it again", uid=self.uid)
-        await self._home.readmit(self.request, self.deadline)
+        try:
+            await self._home.readmit(self.request, self.deadline)
+        except (UnavailableError, QueueFullError) as error:
+            log.warning("not admitted yet, trying again", uid=self.uid, reason=error.message)
+            return
+        self._was_put_back = True

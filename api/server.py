@@ -73,7 +73,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     bus = AsyncBus(settings.redis_url, name=settings.worker_id)
     keys = Keys(settings.key_prefix)
     replies = Replies(bus, keys, settings.partitions, name=settings.worker_id)
-    registry = Registry(bus, keys, max_bytes=settings.max_redis_bytes)
+    # Impatient: a Redis that hangs must be known before clients have waited long for their refusal.
+    looks = AsyncBus(
+        settings.redis_url, name=f"{settings.worker_id}-look", connections=2, timeout_s=1.0, retries=0
+    )
+    registry = Registry(looks, keys, max_bytes=settings.max_redis_bytes)
     service = Service(settings, keys, bus, replies, registry)
     upkeep, keeping = Upkeep(service), Keeping(service)
     server = _Server(service)
@@ -92,6 +96,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await upkeep.stop()
         await registry.stop()
         await replies.stop()
+        await looks.close()
         await bus.close()
     log.info("stopped")
     return ExitCode.OK

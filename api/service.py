@@ -109,6 +109,8 @@ class Service:
             return ["shutting down"]
         if not self.redis_answers:
             return ["Redis does not answer"]
+        if self.registry.view.unfit:
+            return [self.registry.view.unfit]
         models = self.registry.view.models
         if not models:
             return ["no model is loaded"]

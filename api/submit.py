@@ -24,7 +24,7 @@ from common.errors import (
 from common.messages import GENERATIONS, Kind, Request
 
 #: Admission is quick, or Redis is in trouble.
-_ADMIT_TIMEOUT_S = 5.0
+_ADMIT_TIMEOUT_S = 2.0
 #: A dead worker's lease ends within about this time, and its successor has begun.
 _TAKEOVER_S = 5.0
 
@@ -37,7 +37,7 @@ async def find_model(service: Service, name: str | None, kind: Kind) -> ModelInf
     try:
         return _model_now(service, name, kind)
     except (ModelNotFoundError, UnavailableError):
-        if service.phase is Phase.DRAINING or not service.redis_answers:
+        if service.phase is Phase.DRAINING:
             raise
     await service.look_again()
     return _model_now(service, name, kind)
@@ -49,6 +49,8 @@ def _model_now(service: Service, name: str | None, kind: Kind) -> ModelInfo:
         raise UnavailableError("The server is shutting down.", retry_after=1.0)
     if not service.redis_answers:
         raise UnavailableError("Redis cannot be reached.", retry_after=2.0)
+    if service.registry.view.unfit:  # the log says more, to whom it concerns
+        raise UnavailableError("Redis is not set up to keep requests.", retry_after=_TAKEOVER_S)
     model = _resolve(service, name)
     if missing := service.missing_roles(model, kind):
         raise UnavailableError(f"No {missing[0]} is running for this model.", retry_after=_TAKEOVER_S)
@@ -79,7 +81,11 @@ async def submit(service: Service, request: Request, client: Client) -> Reply:
     for step in range(settings.partitions):
         uid = new_uid((first + step) % settings.partitions)
         admitted = replace(request, uid=uid, api=service.id)
-        admission = await _admit(service, admitted, settings.request_timeout)
+        try:
+            admission = await _admit(service, admitted, settings.request_timeout)
+        except UnavailableError:
+            service.later(cancel(service, admitted))  # without an answer it may have happened all the same
+            raise
         if admission.code != "FULL":
             return follow(service, admitted, client, _Home(service))
         waiting += admission.waiting
@@ -103,9 +109,9 @@ async def submit_keyed(
 
 
 async def _admit(service: Service, request: Request, timeout_s: float, stale: str = "") -> Admission:
-    """One ADMIT. One without an answer may have happened all the same, so it is taken back.
+    """One ADMIT. Raises `UnavailableError` without an answer; it may have happened all the same.
 
-    Not one with a key: its client asks again and finds it, or nobody comes back to it in time.
+    One with a key is not taken back: its client asks again and finds it, or nobody comes back in time.
     """
     try:
         call = admit(service.keys, request, _limits(service, request, timeout_s), stale=stale)
@@ -114,12 +120,8 @@ async def _admit(service: Service, request: Request, timeout_s: float, stale: st
     try:
         async with asyncio.timeout(_ADMIT_TIMEOUT_S):
             return await service.bus.run(call)
-    except (UnavailableError, TimeoutError) as error:
-        if not request.idem:
-            service.later(cancel(service, request))
-        if isinstance(error, TimeoutError):
-            raise UnavailableError("Redis did not answer in time.", retry_after=2.0) from None
-        raise
+    except TimeoutError:
+        raise UnavailableError("Redis did not answer in time.", retry_after=2.0) from None
 
 
 def _limits(service: Service, request: Request, timeout_s: float) -> Limits:

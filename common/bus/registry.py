@@ -124,6 +124,8 @@ class View:
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
     workers: tuple[WorkerInfo, ...] = ()
     memory_share: float = 0.0
+    #: Why this Redis must not be given requests, though it was fit when this process began; "" when it may.
+    unfit: str = ""
     #: Monotonic time of the poll; 0 before the first.
     at: float = 0.0
 
@@ -200,7 +202,11 @@ class Registry:
         memory = parse_info(await self._bus.do("INFO", "memory"))
         limit = min(filter(None, (int(memory.get("maxmemory", "0")), self._max_bytes)), default=0)
         share = int(memory.get("used_memory", "0")) / limit if limit else 0.0
-        return View(known, tuple(sorted(workers, key=lambda worker: worker.id)), share, time.monotonic())
+        unfit = eviction(memory)
+        if unfit and unfit != self.view.unfit:
+            log.error("no request is admitted: %s", unfit)
+        workers.sort(key=lambda worker: worker.id)
+        return View(known, tuple(workers), share, unfit, time.monotonic())
 
 
 def _readable(parse: Callable[[bytes], T], text: bytes) -> T | None:
@@ -210,6 +216,17 @@ def _readable(parse: Callable[[bytes], T], text: bytes) -> T | None:
     except (ValueError, TypeError, KeyError) as error:
         log.debug("an announcement cannot be read: %s", error)
         return None
+
+
+def eviction(memory: Mapping[str, str]) -> str:
+    """What is wrong with the eviction policy that INFO memory tells, and what to do; "" if nothing is (B11)."""
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return ""
+    return (
+        f"Redis may evict keys (maxmemory-policy {policy}), which would lose requests: "
+        "set maxmemory-policy noeviction"
+    )
 
 
 def parse_info(text: bytes) -> dict[str, str]:

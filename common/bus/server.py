@@ -6,7 +6,7 @@ import time
 
 from common.bus.client import Bus
 from common.bus.keys import Keys
-from common.bus.registry import parse_info
+from common.bus.registry import eviction, parse_info
 from common.errors import MillstreamError, UnavailableError
 
 _OLDEST = (7, 0)
@@ -45,12 +45,8 @@ def check_server(url: str, keys: Keys, partitions: int) -> None:
         version = server.get("redis_version", "0.0")
         if tuple(map(int, version.split(".")[:2])) < _OLDEST:
             raise UnfitServerError(f"Redis {version} is too old: 7.0 or newer is needed, or any Valkey")
-        policy = parse_info(bus.do("INFO", "memory")).get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            raise UnfitServerError(
-                f"Redis may evict keys (maxmemory-policy {policy}), which would lose requests: "
-                "set maxmemory-policy noeviction"
-            )
+        if unfit := eviction(parse_info(bus.do("INFO", "memory"))):
+            raise UnfitServerError(unfit)
         bus.do("HSETNX", keys.meta(), "partitions", partitions)
         agreed = int(bus.do("HGET", keys.meta(), "partitions"))
         if agreed != partitions:

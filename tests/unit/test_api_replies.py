@@ -1,0 +1,102 @@
+"""A reply whose request Redis has lost: when it is put back, when tried again, and when given up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from api.client import ClientGoneError
+from api.replies import LostRequestError, Reply
+from common.errors import MillstreamError, QueueFullError, UnavailableError
+from common.messages import Kind, OutEntry, Request
+from common.sampling import SamplingParams
+
+ACCEPTED = OutEntry("1-0", accepted=3)
+TEXT = OutEntry("2-0", choice=0, n=1, text="a")
+
+
+class Silence:
+    """A subscription: what comes, one thing at a time; [] is a silence long enough to look the request up."""
+
+    def __init__(self, *comes: list[OutEntry]) -> None:
+        self._comes = list(comes)
+
+    async def next(self, timeout_s: float) -> list[OutEntry]:
+        return self._comes.pop(0)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Home:
+    """A process whose Redis has lost the request until it was put back."""
+
+    def __init__(self, *refusals: MillstreamError) -> None:
+        self._refusals = list(refusals)
+        self.lost = True
+        self.tries = 0
+
+    async def is_lost(self, request: Request) -> bool:
+        return self.lost
+
+    async def readmit(self, request: Request, deadline: float) -> None:
+        self.tries += 1
+        if self._refusals:
+            raise self._refusals.pop(0)
+
+    def closed(self, reply: Reply, *, ended: bool) -> None:
+        pass
+
+
+class Client:
+    def on_gone(self, call: object) -> None:
+        assert not isinstance(call, ClientGoneError)
+
+    def close(self) -> None:
+        pass
+
+
+def reply_at(home: Home, *comes: list[OutEntry], stream: bool = True) -> Reply:
+    request = Request(
+        uid="0-1", kind=Kind.COMPLETION, model="m", params=SamplingParams(seed=1), payload={},
+        reply={"stream": stream}, n=1, cls="interactive", tenant="", api="api-1",
+    )  # fmt: skip
+    return Reply(home, request, Silence(*comes), Client(), deadline=1e9)
+
+
+def entries(reply: Reply, count: int) -> list[list[OutEntry]]:
+    async def read() -> list[list[OutEntry]]:
+        return [await reply.next() for _ in range(count)]
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("refusal", [UnavailableError(), QueueFullError()])
+def test_a_redis_that_takes_nothing_yet_is_asked_again(refusal: MillstreamError) -> None:
+    """It has just lost its data, and is read-only, full or away: the client waits until its deadline."""
+    home = Home(refusal, refusal)
+    assert entries(reply_at(home, [ACCEPTED], [], [], [], [TEXT]), 2) == [[ACCEPTED], [TEXT]]
+    assert home.tries == 3
+
+
+def test_every_try_starts_the_text_anew() -> None:
+    """An ADMIT without an answer may have happened."""
+    reply = reply_at(Home(UnavailableError()), [TEXT], [], [TEXT], stream=False)
+    entries(reply, 2)
+    assert reply.restarts == 1
+
+
+def test_a_request_is_put_back_once() -> None:
+    with pytest.raises(LostRequestError):
+        entries(reply_at(Home(), [ACCEPTED], [], []), 2)
+
+
+def test_what_has_sent_text_is_not_put_back() -> None:
+    home = Home()
+    with pytest.raises(LostRequestError):
+        entries(reply_at(home, [TEXT], []), 2)
+    assert home.tries == 0
