@@ -168,7 +168,9 @@ def _listen(settings: Settings) -> socket.socket:
 def _start_redis(settings: Settings) -> EmbeddedRedis:
     data_dir = Path(settings.data_dir) if settings.data_dir else None
     try:
-        embedded = EmbeddedRedis(data_dir=data_dir, maxmemory=settings.redis_maxmemory)
+        embedded = EmbeddedRedis(
+            data_dir=data_dir, maxmemory=settings.redis_maxmemory, appendfsync=settings.appendfsync
+        )
         try:
             embedded.start()
         except EmbeddedRedisError:

@@ -133,6 +133,12 @@ class Settings:
     data_dir: str = _setting(
         "", text(), _SERVE, "Folder of the embedded Valkey's data.", default_text="private, removed at exit"
     )
+    appendfsync: str = _setting(
+        "everysec",
+        choice("everysec", "always"),
+        _SERVE,
+        "When the embedded Valkey syncs its file; `always` loses nothing with the host, and is slower.",
+    )
     max_redis_bytes: int = _setting(
         0, byte_size(), _HTTP, "Admission stops at 80 % of this.", default_text="Redis's own `maxmemory`"
     )

@@ -219,7 +219,7 @@ def _readable(parse: Callable[[bytes], T], text: bytes) -> T | None:
 
 
 def eviction(memory: Mapping[str, str]) -> str:
-    """What is wrong with the eviction policy that INFO memory tells, and what to do; "" if nothing is (B11)."""
+    """What is wrong with the eviction policy in INFO memory, and what to do; "" when nothing is (B11)."""
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""

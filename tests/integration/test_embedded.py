@@ -44,6 +44,11 @@ def test_it_is_set_up_for_a_bus(client: redis.Redis) -> None:
     assert int(client.config_get("maxmemory")["maxmemory"]) == 1 << 30
 
 
+def test_every_write_can_be_synced(redis_binary: Path) -> None:
+    with EmbeddedRedis(binary=redis_binary, appendfsync="always") as server:
+        assert redis.Redis.from_url(server.url).config_get("appendfsync")["appendfsync"] == "always"
+
+
 def test_nobody_else_can_look_in(redis_server: EmbeddedRedis, client: redis.Redis) -> None:
     assert stat.S_IMODE(redis_server.data_dir.stat().st_mode) == 0o700
     assert client.config_get("bind")["bind"] == "127.0.0.1"

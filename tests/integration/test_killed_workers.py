@@ -88,12 +88,24 @@ def generations(slow_stack: Stack) -> Iterator[Callable[[int], Check]]:
         Inside(client).wait_free(10)
 
 
-@pytest.mark.parametrize("roles", [("scheduler",), ("detokenizer",), WORKERS, ("redis",)], ids="+".join)
+@pytest.mark.parametrize("roles", [("scheduler",), ("detokenizer",), WORKERS], ids="+".join)
 def test_a_process_dies_in_the_middle(
     slow_stack: Stack, generations: Callable[[int], Check], roles: tuple[str, ...], record_property: Record
 ) -> None:
-    if "redis" in roles and not slow_stack.pids("redis"):
-        pytest.skip("this Redis is not the stack's own")
+    kill_in_the_middle(slow_stack, generations, roles, record_property)
+
+
+@pytest.mark.parametrize("slow_stack", ["valkey"], indirect=True)
+def test_redis_dies_in_the_middle(
+    slow_stack: Stack, generations: Callable[[int], Check], record_property: Record
+) -> None:
+    """The stack's own, which it starts again."""
+    kill_in_the_middle(slow_stack, generations, ("redis",), record_property)
+
+
+def kill_in_the_middle(
+    slow_stack: Stack, generations: Callable[[int], Check], roles: tuple[str, ...], record_property: Record
+) -> None:
     seed = 100 * len(roles) + len(roles[0])
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(whole, slow_stack.port, completion("hello", max_tokens=TOKENS, seed=seed))
