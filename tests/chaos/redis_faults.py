@@ -52,6 +52,8 @@ class Scene:
     load: Load
     #: Requests that were sent while Redis was out of order.
     asked: list[Asked] = field(default_factory=list)
+    #: Ids of the requests that were sent here, and answered.
+    uids: set[str] = field(default_factory=set)
     #: Writes that Redis had acknowledged and lost.
     lost_writes: int = 0
     #: When Redis was in order again.
@@ -112,7 +114,11 @@ class Scene:
             await asyncio.sleep(_ASK_EVERY_S)
 
     async def _ask(self) -> Answer:
-        return await asyncio.to_thread(post, self.fleet.ports[0], completion("hello", max_tokens=2, seed=7))
+        body = completion("hello", max_tokens=2, seed=7)
+        answer = await asyncio.to_thread(post, self.fleet.ports[0], body)
+        if answer.status == 200:
+            self.uids.add(answer.json()["id"].partition("-")[2])
+        return answer
 
     async def ready(self, port: int) -> Answer:
         return await asyncio.to_thread(request, port, "GET", "/ready")

@@ -41,6 +41,8 @@ class Played:
     #: Processes that ended, crashes that were counted against requests, tracebacks in the log.
     deaths: int
     attempts: int
+    #: Requests that ran to their end though their clients had been refused.
+    for_nobody: int
     tracebacks: int
     logs: str = field(repr=False)
 
@@ -82,6 +84,7 @@ class Played:
         lines += [f"no time to live: {self.immortal[:5]}"] if self.immortal else []
         lines += [f"{uid}: {faults}" for uid, faults in list(self.inexact.items())[:10]]
         lines += [f"{self.tracebacks} tracebacks in the log"] if self.tracebacks else []
+        lines += [f"{self.for_nobody} requests ran for nobody"] if self.for_nobody else []
         if not fault.fences:
             lines += [f"{self.deaths} processes ended"] if self.deaths else []
             lines += [f"{self.attempts} crashes counted"] if self.attempts else []
@@ -169,17 +172,21 @@ class Stage:
         deaths, logged, start = fleet.deaths, len(fleet.logs()), time.monotonic()
         with fleet.redis() as client:
             state = State(client, fleet.keys, fleet.shape.partitions)
+            before = state.completed()
             scene = asyncio.run(_under_load(fleet, state, fault, seed))
             seconds = time.monotonic() - start
             outcomes = scene.load.outcomes
             hung = any(outcome.hung for outcome in outcomes)
             leftovers = settle(state, 0.0 if hung else _SETTLE_S)
             verdicts = [self._judge(outcome, fault) for outcome in outcomes]
+            known = before | scene.uids | {outcome.uid for outcome in outcomes}
+            strangers = sum(outcome.left and not outcome.uid for outcome in outcomes)
+            for_nobody = max(0, len(state.completed() - known) - strangers)
             logs = fleet.logs()[logged:]
             played = Played(
                 name, fault, fleet.shape.server, seconds, scene, verdicts, leftovers, state.immortal(),
                 _inexact(state, scene.load, fault), fleet.deaths - deaths,
-                state.attempts([one.uid for one in outcomes]), logs.count("Traceback"), logs,
+                state.attempts([one.uid for one in outcomes]), for_nobody, logs.count("Traceback"), logs,
             )  # fmt: skip
         fleet.wait_whole()
         return played

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import redis
 
 from common.bus.keys import CLASSES, SCHEDULERS, TOKENIZERS, Keys
-from common.messages import parse_ids, parse_out
+from common.messages import Kind, parse_ids, parse_out
 from common.settings import Command
 from tests.chaos.plans import Plan
 from tests.helpers.inside import Inside
@@ -94,6 +94,14 @@ class State:
         """How many crashes of workers were counted against requests."""
         fields = itertools.chain.from_iterable(self.redis.hgetall(self.keys.req(uid)).items() for uid in uids)
         return sum(int(value) for name, value in fields if name.startswith(("attempts:", "tok_attempts")))
+
+    def completed(self) -> set[str]:
+        """Uids of all generations that were served to their end."""
+        keys = list(self.redis.scan_iter(f"{self.keys.prefix}:*:req:*", count=1000))
+        found = {key.rpartition(":")[2]: self.redis.hmget(key, "terminal", "kind") for key in keys}
+        return {
+            uid for uid, fields in found.items() if fields in (["done", Kind.CHAT], ["done", Kind.COMPLETION])
+        }
 
     def immortal(self) -> list[str]:
         """Keys of single requests that would stay for ever."""
