@@ -60,6 +60,7 @@ class Scene:
     mended: float = 0.0
     #: From then until a new request was answered.
     back_s: float = 0.0
+    _last_asked: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -82,8 +83,10 @@ class Scene:
         await self.until(lambda: self.load.finished >= seen + 12, "requests end")
 
     async def answers(self) -> None:
-        """Waits until a new request is answered, rightly."""
+        """Waits until all that was asked so far is answered, and then a new request, rightly."""
         self.mended = time.monotonic()
+        if self._last_asked is not None:
+            await self._last_asked
         last: Answer | None = None
         while time.monotonic() < self.mended + _WAIT_S:
             last = await self._ask()
@@ -98,16 +101,17 @@ class Scene:
     @asynccontextmanager
     async def asking(self, delay_s: float = 0.0) -> AsyncIterator[None]:
         """Sends new requests meanwhile, one after another, from ``delay_s`` on."""
-        task = asyncio.create_task(self._keep_asking(delay_s))
+        over = asyncio.Event()
+        task = asyncio.create_task(self._keep_asking(delay_s, over))
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            over.set()
+        self._last_asked = task  # it may be answered only once Redis is in order again
 
-    async def _keep_asking(self, delay_s: float) -> None:
+    async def _keep_asking(self, delay_s: float, over: asyncio.Event) -> None:
         await asyncio.sleep(delay_s)
-        while True:
+        while not over.is_set():
             start = time.monotonic()
             answer = await self._ask()
             self.asked.append(Asked(start, time.monotonic() - start, answer))
@@ -343,6 +347,7 @@ FAULTS: dict[str, RedisFault] = {
     "hangs 2 s": RedisFault(hangs(2.0)),
     "hangs 4 s": RedisFault(hangs(4.0)),
     "hangs 30 s": RedisFault(hangs(30.0)),
-    "read-only 5 s": RedisFault(is_read_only(5.0), alone_only=True),
+    "read-only 2 s": RedisFault(is_read_only(2.0), alone_only=True),
+    "read-only 10 s": RedisFault(is_read_only(10.0), alone_only=True),
     "hangs past deadlines": RedisFault(hangs(9.0), request_timeout_s=4.0, overdue=True),
 }

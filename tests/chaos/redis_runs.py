@@ -22,6 +22,8 @@ _LONGEST = 300
 _BOUND_S = 90.0
 _SETTLE_S = 20.0
 _AFTERWARDS_S = 1.0
+#: Promised is about a second; asserted is five times that, since the machine may be a slow one.
+_MOST_REFUSAL_S = 5.0
 _LOST = "The request was lost together with the data of Redis."
 
 
@@ -84,10 +86,13 @@ class Played:
         lines += [f"no time to live: {self.immortal[:5]}"] if self.immortal else []
         lines += [f"{uid}: {faults}" for uid, faults in list(self.inexact.items())[:10]]
         lines += [f"{self.tracebacks} tracebacks in the log"] if self.tracebacks else []
-        lines += [f"{self.for_nobody} requests ran for nobody"] if self.for_nobody else []
+        if not fault.overdue:  # whose clients were told that it is too late
+            lines += [f"{self.for_nobody} requests ran for nobody"] if self.for_nobody else []
         if not fault.fences:
             lines += [f"{self.deaths} processes ended"] if self.deaths else []
             lines += [f"{self.attempts} crashes counted"] if self.attempts else []
+        if self.refusal_s > _MOST_REFUSAL_S:
+            lines.append(f"a new request waited {self.refusal_s:.1f} s for its refusal")
         if not fault.loses_writes and self.scene.lost_writes:
             lines.append(f"{self.scene.lost_writes} acknowledged writes lost")
         for asked in self.scene.asked:
