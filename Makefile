@@ -45,13 +45,14 @@ bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Some 2,000 requests and 200 faults on each kind of server, then API processes and Redis itself among the
-# victims, then the bundled model, then every failpoint once; some thirty minutes. ARGS go to the first:
-# make chaos ARGS="--seed 5"
+# victims, then the bundled model, then every failpoint once, then every fault of Redis itself; some 45 minutes.
+# ARGS go to the first: make chaos ARGS="--seed 5"
 chaos: install
 	$(BIN)/python -m tests.chaos $(ARGS)
 	$(BIN)/python -m tests.chaos --requests 600 --faults 80 --api --redis --server all
 	$(BIN)/python -m tests.chaos --engine native --requests 100 --faults 20 --server valkey
 	$(BIN)/python -m tests.chaos --sweep --server valkey
+	$(BIN)/python -m tests.chaos --redis-faults --server all
 
 # Overload, slow readers, 20,000 short requests, rolling restarts, other versions, single kills; some twenty
 # minutes. One of them, or all in short: make soak ARGS=overload, make soak ARGS="--scale 0.1"

@@ -91,6 +91,8 @@ class Played:
         if not fault.fences:
             lines += [f"{self.deaths} processes ended"] if self.deaths else []
             lines += [f"{self.attempts} crashes counted"] if self.attempts else []
+        if fault.overdue and not self.errors:
+            lines.append("no request passed its deadline")
         if self.refusal_s > _MOST_REFUSAL_S:
             lines.append(f"a new request waited {self.refusal_s:.1f} s for its refusal")
         if not fault.loses_writes and self.scene.lost_writes:
