@@ -32,6 +32,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(ValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_gone)
+    app.add_exception_handler(Exception, _on_fault)
     return Envelope(app)
 
 
@@ -48,6 +49,12 @@ async def _on_invalid(_: Request, error: Exception) -> Response:
 async def _on_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return errors.response(errors.from_http(error), error.headers)
+
+
+async def _on_fault(_: Request, error: Exception) -> Response:
+    """A fault of ours; it is raised again after this, for `Envelope` to write it down."""
+    del error
+    return errors.response(MillstreamError())
 
 
 async def _on_gone(_: Request, error: Exception) -> Response:

@@ -253,7 +253,11 @@ class _PartitionReader:
                     self._connection_id = int(await connection.read_response())
                 while not self._stopping:
                     await self._read_once(connection)
-            except (RedisError, OSError) as error:
+            except (
+                RedisError,
+                OSError,
+                RuntimeError,
+            ) as error:  # the last is uvloop's, of a closed connection
                 log.warning("reply reader lost Redis, reconnecting: %s", type(error).__name__)
             except Exception:  # whatever it is: without its reader every reply of the partition would hang
                 log.exception("reply reader failed, starting again")

@@ -180,7 +180,11 @@ class Stage:
         with fleet.redis() as client:
             state = State(client, fleet.keys, fleet.shape.partitions)
             before = state.completed()
-            scene = asyncio.run(_under_load(fleet, state, fault, seed))
+            try:
+                scene = asyncio.run(_under_load(fleet, state, fault, seed))
+            except BaseException as error:
+                error.add_note(f"while Redis: {name}\n{fleet.logs()[logged:][-20_000:]}")
+                raise
             seconds = time.monotonic() - start
             outcomes = scene.load.outcomes
             hung = any(outcome.hung for outcome in outcomes)

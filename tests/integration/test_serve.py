@@ -160,12 +160,13 @@ def test_it_stops_while_it_starts() -> None:
 def test_data_survive_a_restart_of_everything(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
-        stack = Stack(*NULL, "--data-dir", str(tmp_path / "data"))
+        stack = Stack(*NULL, "--data-dir", str(tmp_path / "data"), "--appendfsync", "always")
         try:
             stack.start(wait=False)
             until(lambda s=stack: "Redis started" in s.logs(), "Redis")
             with stack.redis() as client:
                 found.append(client.getset("kept", "yes"))
+                assert client.config_get("appendfsync") == {"appendfsync": "always"}
             assert stack.stop() == 0
         finally:
             stack.discard()

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import orjson
 import pytest
 
 from api import errors
+from api.app import create_app
 from api.middleware import _request_id
 from api.pressure import FinishRate
-from common.errors import DeadlineError, InvalidRequestError, QueueFullError, UnavailableError
+from common.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    MillstreamError,
+    QueueFullError,
+    UnavailableError,
+)
 
 
 def test_the_shape() -> None:
@@ -55,3 +65,18 @@ def test_a_clients_own_request_id_is_a_label(value: bytes, kept: bool) -> None:
     got = _request_id({"headers": [(b"host", b"x"), (b"x-request-id", value)]})
     assert (got == value) is kept
     assert kept or got.startswith(b"req_")
+
+
+def test_a_fault_of_ours_has_the_same_shape() -> None:
+    """Nobody foresaw it: the client is told no more, the log has it all."""
+
+    async def ask() -> httpx.Response:
+        app = create_app(None)  # type: ignore[arg-type]  # the service that is not there is the fault
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get("/ready")
+
+    got = asyncio.run(ask())
+    assert got.status_code == 500
+    assert got.json() == {"error": errors.error_object(MillstreamError())}
+    assert got.headers["x-request-id"].startswith("req_")
