@@ -74,9 +74,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     keys = Keys(settings.key_prefix)
     replies = Replies(bus, keys, settings.partitions, name=settings.worker_id)
     # Impatient: a Redis that hangs must be known before clients have waited long for their refusal.
-    looks = AsyncBus(
-        settings.redis_url, name=f"{settings.worker_id}-look", connections=2, timeout_s=1.0, retries=0
-    )
+    looks = AsyncBus(settings.redis_url, name=f"{settings.worker_id}-look", timeout_s=1.0, retries=0)
     registry = Registry(looks, keys, max_bytes=settings.max_redis_bytes)
     service = Service(settings, keys, bus, replies, registry)
     upkeep, keeping = Upkeep(service), Keeping(service)

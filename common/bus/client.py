@@ -260,8 +260,11 @@ class BlockingBus:
 class AsyncBus:
     """Asynchronous commands: what API processes write and read with."""
 
-    def __init__(self, url: str, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S, retries: int = _RETRIES
+    ) -> None:
         self.url = url
+        self._retries = retries
         self._pipeline = Pipeline(
             lambda: blocking_connection(url, name=name), timeout_s=timeout_s, most=_MOST_UNDER_WAY
         )
@@ -287,7 +290,7 @@ class AsyncBus:
     async def _execute(self, *command: Any) -> Any:
         """Sends a command until it is answered, at most 1 + retries times."""
         packed = hiredis.pack_command(command)
-        for pause in _pauses(_RETRIES):
+        for pause in _pauses(self._retries):
             try:
                 return await self._pipeline.ask(packed)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):

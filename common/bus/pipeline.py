@@ -70,6 +70,8 @@ class Pipeline:
                     group.create_task(loop)
         except* (redis.exceptions.RedisError, OSError) as errors:
             reason = errors.exceptions[0]
+        except* RuntimeError:  # uvloop's word for a connection that was closed before the write
+            pass
         finally:
             self._session = None  # first: what is asked from here on needs another one
             pending, self._pending = self._pending, deque()

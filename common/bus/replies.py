@@ -253,11 +253,8 @@ class _PartitionReader:
                     self._connection_id = int(await connection.read_response())
                 while not self._stopping:
                     await self._read_once(connection)
-            except (
-                RedisError,
-                OSError,
-                RuntimeError,
-            ) as error:  # the last is uvloop's, of a closed connection
+            # RuntimeError is uvloop's word for a connection that was closed before the write.
+            except (RedisError, OSError, RuntimeError) as error:
                 log.warning("reply reader lost Redis, reconnecting: %s", type(error).__name__)
             except Exception:  # whatever it is: without its reader every reply of the partition would hang
                 log.exception("reply reader failed, starting again")

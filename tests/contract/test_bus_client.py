@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -154,6 +155,33 @@ def test_threads_do_not_mix_replies(server: EmbeddedRedis, bus: Bus) -> None:
     for thread in threads:
         thread.join(20)
     assert not wrong
+
+
+def test_a_connection_that_uvloop_finds_closed(
+    server: EmbeddedRedis, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis closed it between two writes: uvloop calls that a RuntimeError, and redis-py does not know it."""
+    connect, made, reported = client.blocking_connection, [], []
+
+    async def closed(*command: object, **options: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    def unlucky(url: str, *, name: str) -> object:
+        made.append(connect(url, name=name))
+        if len(made) == 1:
+            made[0].send_packed_command = closed
+        return made[-1]
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        monkeypatch.setattr(client, "blocking_connection", unlucky)
+        asynchronous = AsyncBus(server.url, name="api")
+        assert await asynchronous.do("ECHO", "x") == b"x"
+        await asynchronous.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert (len(made), reported) == (2, [])
 
 
 def test_a_cancelled_caller_does_not_cut_its_command_short(
