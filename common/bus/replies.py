@@ -49,7 +49,10 @@ class Subscription:
         self._take: Callable[[list[OutEntry]], bool] | None = None
         # Asked for once: Python 3.11 makes a system call to find it.
         self._event_loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[bool] | None = None
+        #: What became of the taking: it has all it wanted, or it failed.
+        self._satisfied = False
+        self._fault: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = True
         self._woken = False
@@ -78,10 +81,13 @@ class Subscription:
             return False
         self._take = take
         try:
-            return await self._wait(timeout_s)
+            await self._wait(timeout_s)
         finally:
             self._take = None
             self._woken = False
+        if self._fault is not None:
+            raise self._fault
+        return self._satisfied
 
     def hold(self) -> None:
         """Leaves the stream out of the reads until `release`: its entries stay in Redis."""
@@ -95,7 +101,7 @@ class Subscription:
     def wake(self) -> None:
         """Lets a waiting `next` or `pour`, or the one to come, return with what there is."""
         self._woken = True
-        self._answer(done=False)
+        self._answer()
 
     def close(self) -> None:
         """Stops following; idempotent."""
@@ -112,29 +118,28 @@ class Subscription:
         if self._take is None:
             self._entries += entries
             self.full = self._held or len(self._entries) >= BUFFER
-            self._answer(done=False)
+            self._answer()
             return
         try:
             done = self._take(entries)
         except Exception as error:
+            self._fault, done = error, True
+        if done:
+            # Noted, not only answered: a silence may have ended the wait a moment ago, in the same turn.
+            self._satisfied = True
             self._take = None
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_exception(error)
-        else:
-            if done:
-                self._take = None
-                self._answer(done=True)
+            self._answer()
 
-    def _answer(self, *, done: bool) -> None:
+    def _answer(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(done)
+            self._waiter.set_result(None)
 
-    async def _wait(self, timeout_s: float) -> bool:
+    async def _wait(self, timeout_s: float) -> None:
         if self._timer is None:
             self._timer = self._event_loop.call_later(timeout_s, self._tick, timeout_s)
         self._waiter = self._event_loop.create_future()
         try:
-            return await self._waiter
+            await self._waiter
         finally:
             self._waiter = None
 

@@ -224,6 +224,35 @@ def test_waking_and_closing(server: EmbeddedRedis, desk: Desk) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_entries_come_in_the_turn_in_which_a_silence_ends(
+    server: EmbeddedRedis, desk: Desk, fails: bool
+) -> None:
+    """What took them has all it wanted: nobody may wait for more."""
+
+    def take(entries: list[OutEntry]) -> bool:
+        if fails:
+            raise ValueError("unreadable")
+        return True
+
+    async def main() -> None:
+        async with _following(server.url) as running:
+            sub = running.subscribe(new_uid(0))
+            pouring = asyncio.create_task(sub.pour(take, 30.0))
+            await asyncio.sleep(0.05)
+            sub.wake()
+            sub.feed([OutEntry("1-0", end="done")], b"1-0")
+            async with asyncio.timeout(5):
+                if fails:
+                    with pytest.raises(ValueError, match="unreadable"):
+                        await pouring
+                else:
+                    assert await pouring
+            sub.close()
+
+    asyncio.run(main())
+
+
 @pytest.fixture(params=BOTH)
 def restartable(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(binary=binary_of(request.param), appendfsync="always") as running:
