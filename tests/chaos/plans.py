@@ -110,10 +110,13 @@ def _expected(plan: Plan) -> Expected:
     return Expected(tuple(texts), tuple(finishes), tuple(stops), tuple(tokens))
 
 
-def endless_plans(seed: int, *, longest: int = 300) -> Iterator[Plan]:
-    """Requests of every kind; one in ten clients leaves, one in ten errs."""
+def endless_plans(seed: int, *, longest: int = 300, first: int = 0) -> Iterator[Plan]:
+    """Requests of every kind; one in ten clients leaves, one in ten errs.
+
+    ``first`` is the number of the first: their keys on one Redis must not be those of others.
+    """
     rng = random.Random(seed)
-    for number in itertools.count():
+    for number in itertools.count(first):
         yield _plan(number, rng, longest)
 
 

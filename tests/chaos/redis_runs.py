@@ -12,12 +12,14 @@ from tests.chaos.check import Verdict, judge
 from tests.chaos.fleet import Fleet, Shape
 from tests.chaos.harness import count_prompts, inexact, settle
 from tests.chaos.load import Load, Outcome
-from tests.chaos.plans import endless_plans
+from tests.chaos.plans import Plan, endless_plans
 from tests.chaos.redis_faults import FAULTS, RedisFault, Scene
 from tests.chaos.state import State
 
 _STREAMS = 12
 _LONGEST = 300
+#: More than are asked while one fault is played.
+_MOST_PLANS = 100_000
 #: A request that takes longer than this hangs: longer than any fault and all of its successors' waits.
 _BOUND_S = 90.0
 _SETTLE_S = 20.0
@@ -164,6 +166,7 @@ class Stage:
 
     def __init__(self, shape: Shape) -> None:
         self.fleet = Fleet(shape)
+        self._plays = 0
 
     def __enter__(self) -> Stage:
         self.fleet.__enter__()
@@ -176,12 +179,14 @@ class Stage:
     def play(self, name: str, *, seed: int = 1) -> Played:
         """Plays one fault, and leaves the fleet whole."""
         fault, fleet = FAULTS[name], self.fleet
+        self._plays += 1
+        plans = endless_plans(seed, longest=_LONGEST, first=self._plays * _MOST_PLANS)
         deaths, logged, start = fleet.deaths, len(fleet.logs()), time.monotonic()
         with fleet.redis() as client:
             state = State(client, fleet.keys, fleet.shape.partitions)
             before = state.completed()
             try:
-                scene = asyncio.run(_under_load(fleet, state, fault, seed))
+                scene = asyncio.run(_under_load(fleet, state, fault, plans))
             except BaseException as error:
                 error.add_note(f"while Redis: {name}\n{fleet.logs()[logged:][-20_000:]}")
                 raise
@@ -212,11 +217,11 @@ def _inexact(state: State, load: Load, fault: RedisFault) -> dict[str, list[str]
     return {uid: f for uid, f in found.items() if not fault.loses_writes or state.inside.field(uid, "state")}
 
 
-async def _under_load(fleet: Fleet, state: State, fault: RedisFault, seed: int) -> Scene:
+async def _under_load(fleet: Fleet, state: State, fault: RedisFault, plans: Iterator[Plan]) -> Scene:
     """The load goes on until the fault is over and new requests are served again."""
     over = asyncio.Event()
-    plans = itertools.takewhile(lambda _: not over.is_set(), endless_plans(seed, longest=_LONGEST))
-    load = Load(fleet.ports, plans, streams=_STREAMS, bound_s=_BOUND_S)
+    wanted = itertools.takewhile(lambda _: not over.is_set(), plans)
+    load = Load(fleet.ports, wanted, streams=_STREAMS, bound_s=_BOUND_S)
     scene = Scene(fleet, state, load)
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run())
