@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from api.client import ClientGoneError
 from api.errors import RequestTimeoutError
+from api.wire import WIRE, Wire
 from common.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 #: A body has this long to arrive.
@@ -49,6 +50,16 @@ async def _read(request: Request, limit: int) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > limit:
         await _refuse(request.receive, limit)
+    wire: Wire = request.scope[WIRE]
+    whole = wire.whole_body()
+    if whole is None:
+        return await _collect(request, limit)
+    if len(whole) > limit:
+        raise _too_large(limit)
+    return whole  # as it mostly is: one packet has it all
+
+
+async def _collect(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
@@ -71,7 +82,11 @@ async def _refuse(receive: Receive, limit: int) -> None:
                 left -= len(chunk)
                 if left < 0:
                     break
-    raise PayloadTooLargeError(f"The request body is larger than the {limit} bytes allowed.")
+    raise _too_large(limit)
+
+
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The request body is larger than the {limit} bytes allowed.")
 
 
 async def _chunks(receive: Receive) -> Any:

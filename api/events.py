@@ -38,6 +38,14 @@ class Cursor:
         #: Choices whose end has been passed on.
         self.ended: set[int] = set()
 
+    def follows(self, entry: OutEntry) -> bool:
+        """Whether the entry is the next text of a choice that has begun; then it counts as passed on."""
+        choice = entry.choice
+        if self._passed.get(choice, -1) != entry.at or choice in self.ended:
+            return False
+        self._passed[choice] = entry.at + len(entry.text)
+        return True
+
     def begun(self, choice: int) -> bool:
         """Whether anything of the choice was passed on; marks it as begun."""
         if choice in self._passed:
@@ -107,6 +115,8 @@ class _Stream(ABC):
         self._running_usage: bool = self._with_usage and request.reply["running_usage"]
         self._head = event(self._shared)[:-3] + b',"choices":[{"index":'
         self._tail = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
+        #: What stands before a choice's text in an event.
+        self._before: dict[int, bytes] = {}
         self._cursor = Cursor()
         self._prompt_tokens = 0
         self._tokens: dict[int, int] = {}
@@ -114,6 +124,8 @@ class _Stream(ABC):
 
     def push(self, entry: OutEntry) -> bytes:
         """The events of one entry, framed."""
+        if not (entry.finish or entry.end or self._running_usage) and self._cursor.follows(entry):
+            return self._text(entry.choice, entry.text) if entry.text else b""  # by far the most common
         events = self._choice(entry) if entry.choice >= 0 else b""
         if entry.end:
             self.done = True
@@ -148,6 +160,10 @@ class _Stream(ABC):
         usage = usage_object(Usage(self._prompt_tokens, sum(self._tokens.values()), 0))
         self._tail = b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
+    def _begin(self, choice: int, member: bytes) -> bytes:
+        before = self._before[choice] = b"%b%d,%b" % (self._head, choice, member)
+        return before
+
     @abstractmethod
     def _first(self, choice: int) -> bytes: ...
 
@@ -167,12 +183,8 @@ class ChatStream(_Stream):
         return self._delta(choice, b'{"role":"assistant","content":""}')
 
     def _text(self, choice: int, text: str) -> bytes:
-        return b'%b%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
-            self._head,
-            choice,
-            orjson.dumps(text),
-            self._tail,
-        )
+        before = self._before.get(choice) or self._begin(choice, b'"delta":{"content":')
+        return b'%b%b},"logprobs":null,"finish_reason":null}%b' % (before, orjson.dumps(text), self._tail)
 
     def _finish(self, entry: OutEntry, text: str) -> bytes:
         events = self._text(entry.choice, text) if text else b""
@@ -203,12 +215,8 @@ class CompletionStream(_Stream):
         return b""
 
     def _text(self, choice: int, text: str) -> bytes:
-        return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
-            self._head,
-            choice,
-            orjson.dumps(text),
-            self._tail,
-        )
+        before = self._before.get(choice) or self._begin(choice, b'"text":')
+        return b'%b%b,"logprobs":null,"finish_reason":null}%b' % (before, orjson.dumps(text), self._tail)
 
     def _finish(self, entry: OutEntry, text: str) -> bytes:
         end = {"finish_reason": entry.finish, "stop_reason": stop_reason(entry)}

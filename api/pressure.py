@@ -12,17 +12,17 @@ _SHORTEST_S, _LONGEST_S = 1.0, 30.0
 #: The advice while nothing has finished yet.
 _UNKNOWN_S = 5.0
 _SHORTEST_QUEUE = 16
-#: While it is not known how many requests can run at once.
+#: Of work that may be late, and while it is not known how many requests can run at once.
 LONGEST_QUEUE = 256
 
 
-def queue_bound(rows: int) -> int:
+def queue_bound(rows: int, *, may_be_late: bool) -> int:
     """Most requests that may wait while ``rows`` run, so that what is admitted under overload is not late.
 
     A full engine works off as many as it runs in the time that one of them takes. So whoever waits behind
     half as many waits about half of that time, whatever the model and the machine.
     """
-    return max(_SHORTEST_QUEUE, rows // 2) if rows else LONGEST_QUEUE
+    return max(_SHORTEST_QUEUE, rows // 2) if rows and not may_be_late else LONGEST_QUEUE
 
 
 class FinishRate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import http
 import secrets
-import socket
+from collections.abc import Sequence
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -21,8 +21,6 @@ from common.errors import InvalidRequestError, MillstreamError
 MAX_HEAD_BYTES = 64 << 10
 #: From the opening of a connection, or the first byte of a further request, to the end of the headers.
 HEAD_TIMEOUT_S = 20.0
-#: What the kernel may hold for a client that does not read. By itself it would hold megabytes.
-SEND_BUFFER_BYTES = 128 << 10
 
 
 class HeadTooLargeError(InvalidRequestError):
@@ -35,19 +33,22 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     blocked: Wire | None = None
+    #: Of the responses that have not ended; more than one when a client sends ahead.
+    _wires: Sequence[Wire] = ()
     _head_bytes = 0
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        if (connection := transport.get_extra_info("socket")) is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         super().connection_lost(exc)
+        for wire in self._wires:
+            if not wire.complete:
+                wire.lost()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -65,8 +66,9 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
-        # The task that reads it has not begun to run.
-        self.scope[WIRE] = Wire(self, self.cycle)  # type: ignore[literal-required]
+        wire = Wire(self, self.cycle)
+        self._wires = [*(wire for wire in self._wires if not wire.complete), wire]
+        self.scope[WIRE] = wire  # type: ignore[literal-required]  # the task that reads it has not begun
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -78,8 +80,10 @@ class Protocol(HttpToolsProtocol):
         self._refuse(InvalidRequestError(msg))
 
     def _await_head(self) -> None:
-        error = RequestTimeoutError("The request headers did not arrive in time.")
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, error)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._refuse(RequestTimeoutError("The request headers did not arrive in time."))
 
     def _end_head(self) -> None:
         self._in_head = False

@@ -61,8 +61,6 @@ class Reply:
         self._subscription = subscription
         self._client = client
         self._failure: Exception | None = None
-        self._has_text = False
-        self._ended = False
         self._was_put_back = False
         self._closed = False
         client.on_gone(lambda: self.fail(ClientGoneError()))
@@ -87,7 +85,6 @@ class Reply:
                 raise self._failure
             entries = await self._subscription.next(_SILENCE_S)
             if entries:
-                self._note(entries[-1])
                 return entries
             if self._failure is None:
                 await self._look_up()
@@ -97,15 +94,10 @@ class Reply:
 
         Raises what `next` raises, and what ``take`` does.
         """
-
-        def noted(entries: list[OutEntry]) -> bool:
-            self._note(entries[-1])
-            return take(entries)
-
         while True:
             if self._failure is not None:
                 raise self._failure
-            if await self._subscription.pour(noted, _SILENCE_S):
+            if await self._subscription.pour(take, _SILENCE_S):
                 return
             if self._failure is None:
                 await self._look_up()
@@ -125,22 +117,19 @@ class Reply:
         self._closed = True
         self._subscription.close()
         self._client.close()
-        self._home.closed(self, ended=self._ended)
+        last = self._subscription.last
+        self._home.closed(self, ended=last is not None and bool(last.end))
 
     def pause(self, *, on: bool) -> None:
         """Pauses the generation, whose reader is behind, or lets it go on."""
         self._home.pause(self.request, on=on)
 
-    def _note(self, last: OutEntry) -> None:
-        # The accepted entry comes before all text, so the last one tells.
-        self._has_text = self._has_text or last.choice >= 0
-        self._ended = bool(last.end)
-
     async def _look_up(self) -> None:
         """Puts the request back if Redis has lost it, unless a part of its text has been sent (B11)."""
         if not await self._home.is_lost(self.request):
             return
-        sent = self._has_text and self.request.reply.get("stream")
+        last = self._subscription.last  # text comes after the accepted entry, so the last one tells
+        sent = last is not None and last.choice >= 0 and self.request.reply.get("stream")
         if sent or self._was_put_back:
             raise LostRequestError
         self.restarts += 1  # whatever comes of it: without an answer it may have happened

@@ -36,6 +36,8 @@ log = Log(__name__)
 #: Longer than the idle time of the load balancers in front of us, which would answer 502 otherwise.
 _KEEP_ALIVE_S = 90
 _BACKLOG = 2048
+#: What the kernel may hold for a client that does not read. By itself it would hold megabytes.
+_SEND_BUFFER_BYTES = 128 << 10
 #: How long requests are still taken after `/ready` said no: a load balancer needs a moment to look.
 _LINGER_S = 0.5
 #: Time for the last words of the streams that are cut off at the end of the grace.
@@ -59,8 +61,16 @@ def run(settings: Settings) -> int:
 
 def _listen(settings: Settings) -> socket.socket:
     """The socket inherited from the supervisor, or one of our own."""
-    if settings.listen_fd >= 0:
-        return socket.socket(fileno=settings.listen_fd)
+    listener = _inherited(settings) or _created(settings)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # so its connections have it
+    return listener
+
+
+def _inherited(settings: Settings) -> socket.socket | None:
+    return socket.socket(fileno=settings.listen_fd) if settings.listen_fd >= 0 else None
+
+
+def _created(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)

@@ -93,7 +93,10 @@ class EventStream(Response):
 
         def take(entries: list[OutEntry]) -> bool:
             nonlocal last
-            body = b"".join([events.push(entry) for entry in entries])
+            if len(entries) == 1:
+                body = events.push(entries[0])
+            else:
+                body = b"".join([events.push(entry) for entry in entries])
             if events.done:
                 last = body
             elif body and not wire.write(body):

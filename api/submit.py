@@ -13,7 +13,7 @@ from api.recall import DEADLINE_GRACE_S, follow, is_lost
 from api.replies import LostRequestError, Reply
 from api.service import Phase, Service
 from common.bus.admission import Admission, Limits, admit
-from common.bus.keys import new_uid, partition_of
+from common.bus.keys import BATCH, new_uid, partition_of
 from common.bus.registry import ModelInfo
 from common.errors import (
     InvalidRequestError,
@@ -129,7 +129,7 @@ def _limits(service: Service, request: Request, timeout_s: float) -> Limits:
     rows, max_queued = 0, settings.max_queued_requests
     if max_queued is None:
         rows = service.rows(request.model) if request.kind in GENERATIONS else 0
-        max_queued = queue_bound(rows)
+        max_queued = queue_bound(rows, may_be_late=request.cls == BATCH)
     ttl_ms = int((timeout_s + settings.deadline_grace) * 1000)
     return Limits(
         max_queued=_share(max_queued, partition, settings.partitions),

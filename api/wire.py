@@ -1,7 +1,8 @@
-"""The body of a streamed response, written straight to its connection.
+"""One request's connection, without the coroutines of ASGI between.
 
-ASGI's `send` is a coroutine through every layer between; a stream would pay for them with every token. So the
-protocol leaves this in the scope, for a response that has begun to go on with.
+A stream would pay for every layer with every token, and a short request with much of its time. So the
+protocol leaves this in the scope: a body that has arrived is simply there, a response that has begun goes on,
+and the client's leaving calls back.
 """
 
 from __future__ import annotations
@@ -27,15 +28,37 @@ class Connection(Protocol):
 
 
 class Wire:
-    """One response's way to the socket, of a request without content length."""
+    """A request and its response on the socket; responses are written without content length."""
 
-    __slots__ = ("_connection", "_cycle", "on_drained")
+    __slots__ = ("_connection", "_cycle", "gone", "on_drained", "on_gone")
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
         #: Called when the client has taken so much that there is room again.
         self.on_drained: Callable[[], None] | None = None
+        #: Whether the client has left before the end of the response, and what is called then.
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the response has ended."""
+        return self._cycle.response_complete
+
+    def whole_body(self) -> bytes | None:
+        """The request's body, once; None unless all of it has arrived."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        if self.on_gone is not None:
+            self.on_gone()
 
     def write(self, piece: bytes) -> bool:
         """Sends ``piece``, at once. False when the client does not keep up: wait for `on_drained` then."""

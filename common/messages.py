@@ -165,13 +165,12 @@ def parse_records(text: str) -> list[TokRecord]:
     """The records of one `tok` entry, which are separated by ``|``."""
     records = []
     for row in text.split("|"):
-        parts = row.split(" ")
-        uid, choice, index, word = parts[:4]
+        uid, choice, index, word, *parts = row.split(" ")
         number = None if word == "-" else int(word)
-        if len(parts) == 4:
+        if not parts:
             records.append(TokRecord(uid, int(choice), int(index), number))
         else:
-            word = next((part for part in parts[4:] if "=" not in part), "")
+            word = next((part for part in parts if "=" not in part), "")
             end, _, rest = word.partition(":")
             kind, _, message = rest.partition(":")
             records.append(TokRecord(uid, int(choice), int(index), number, end, kind, unquote(message)))

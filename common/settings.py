@@ -148,7 +148,7 @@ class Settings:
         count(1),
         _HTTP,
         "Most requests that wait for a worker; then 429.",
-        default_text="half as many as run at once, at least 16",
+        default_text="half as many as run at once, at least 16; batch: 256",
     )
     max_queued_bytes: int = _setting(
         64 << 20, byte_size(1024), _HTTP, "Most bytes of prompts in flight; then 429."

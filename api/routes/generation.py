@@ -20,6 +20,7 @@ from api.returning import Returning
 from api.service import Service
 from api.sse import Events, EventStream
 from api.submit import find_model, submit
+from api.wire import WIRE
 from common.bus.registry import ModelInfo
 from common.errors import DeadlineError, MillstreamError, UnavailableError
 from common.messages import Kind, OutEntry, Request
@@ -49,7 +50,7 @@ async def admit(
     async def make() -> Request:
         return ask.to_request(await find_model(service, ask.model, kind))
 
-    client = Client(http.receive)
+    client = Client(http.scope[WIRE])
     try:
         if wanted is not None and wanted.idem:
             reply = await join(service, wanted, make, client)

@@ -12,6 +12,7 @@ from api.resume import START, Numbered, Position
 from api.routes.generation import events_of, first_word
 from api.service import Service
 from api.sse import EventStream
+from api.wire import WIRE
 
 
 def router(service: Service) -> APIRouter:
@@ -24,7 +25,7 @@ def router(service: Service) -> APIRouter:
         seen = _seen(http)
         request = (await recall_or_404(service, name)).request
         http.scope[GENERATION] = request.uid
-        client = Client(http.receive)
+        client = Client(http.scope[WIRE])
         try:
             reply = attach(service, request, client)
         except BaseException:

@@ -41,6 +41,8 @@ class Subscription:
         self.named = _bulk(self.key)
         self.place = _bulk(after.encode())
         self.after = after.encode()
+        #: The last entry that came.
+        self.last: OutEntry | None = None
         #: Left out of the reads: the buffer is full, or whoever takes the entries cannot take more now.
         self.full = False
         self._held = False
@@ -113,6 +115,7 @@ class Subscription:
     def feed(self, entries: list[OutEntry], last: bytes) -> None:
         """Called by the read loop; ``last`` is the raw id of the last entry."""
         self.after = last
+        self.last = entries[-1]
         self.place = _bulk(last)
         self._quiet = False
         if self._take is None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Bench:
         request = Request(
             "", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True}, **more
         )
-        client = Client(_never)
+        client = Client(SimpleNamespace(gone=False, on_gone=None))
         reply = await submit(service, request, client)
         client.close()
         return reply.uid
@@ -58,7 +59,7 @@ class Bench:
         """Follows a request, as a client that came back would."""
         flat = await self.service.bus.do("HGETALL", KEYS.req(uid))
         request = Request.from_fields(uid, dict(zip(flat[::2], flat[1::2], strict=True)))
-        return attach(self.service, request, Client(_never))
+        return attach(self.service, request, Client(SimpleNamespace(gone=False, on_gone=None)))
 
     async def search(self) -> None:
         """One search for what nobody waits for."""
@@ -67,11 +68,6 @@ class Bench:
     async def state(self, uid: str) -> str:
         state = await self.service.bus.do("HGET", KEYS.req(uid), "state")
         return str(state.decode())
-
-
-async def _never() -> dict[str, str]:
-    await asyncio.Event().wait()
-    return {"type": "http.disconnect"}
 
 
 def on_a_bench(

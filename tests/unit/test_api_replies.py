@@ -21,9 +21,12 @@ class Silence:
 
     def __init__(self, *comes: list[OutEntry]) -> None:
         self._comes = list(comes)
+        self.last: OutEntry | None = None
 
     async def next(self, timeout_s: float) -> list[OutEntry]:
-        return self._comes.pop(0)
+        entries = self._comes.pop(0)
+        self.last = entries[-1] if entries else self.last
+        return entries
 
     def wake(self) -> None:
         pass
