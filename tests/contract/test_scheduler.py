@@ -16,7 +16,7 @@ from common.bus.leases import Progress
 from common.bus.scripts import sha_of
 from common.errors import UnavailableError
 from common.messages import Request
-from tests.helpers.bus import LEASE_MS, Desk
+from tests.helpers.bus import Desk, LEASE_MS, Steady
 from tests.helpers.engines import build
 from tests.helpers.waiting import until
 from workers.engine.null import NullEngine
@@ -59,8 +59,8 @@ class Bench:
         self.engine = Recorder(engine)
         self.worker = SchedulerWorker(
             desk.bus, desk.keys, lambda: self.engine,
-            model=desk.model, worker=name, partitions=2, lease_ms=LEASE_MS, progress=Progress(),
-            announce=lambda: None,
+            model=desk.model, worker=name, partitions=2, lease_ms=LEASE_MS, steadiness=Steady(),
+            progress=Progress(), announce=lambda: None,
         )  # fmt: skip
         for partition in range(2):
             desk.bus.run(leases.renew(desk.keys, partition, name, 60_000, opening=True))
