@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import bus, engine, latency
+from benchmarks import bus, engine, latency, start
 
-_ALL = {"bus": bus.main, "latency": latency.main, "engine": engine.main}
+_ALL = {"bus": bus.main, "latency": latency.main, "start": start.main, "engine": engine.main}
 
 
 def main() -> int:

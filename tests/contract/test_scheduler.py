@@ -16,7 +16,7 @@ from common.bus.leases import Progress
 from common.bus.scripts import sha_of
 from common.errors import UnavailableError
 from common.messages import Request
-from tests.helpers.bus import Desk, LEASE_MS, Steady
+from tests.helpers.bus import LEASE_MS, Desk, Steady
 from tests.helpers.engines import build
 from tests.helpers.waiting import until
 from workers.engine.null import NullEngine
