@@ -83,7 +83,7 @@ class EventStream(Response):
             log.info("a reader took nothing until its deadline", uid=self._reply.uid)
             wire.abort()
         finally:
-            wire.on_drained = None
+            wire.on_full = wire.on_drained = None
             pace.close()
             self._reply.close()
 
@@ -99,11 +99,11 @@ class EventStream(Response):
                 body = b"".join([events.push(entry) for entry in entries])
             if events.done:
                 last = body
-            elif body and not wire.write(body):
-                pace.behind()
+            elif body:
+                wire.write(body)
             return events.done
 
-        wire.on_drained = pace.caught_up
+        wire.on_full, wire.on_drained = pace.behind, pace.caught_up
         try:
             async with asyncio.timeout_at(self._reply.deadline):
                 if not take(self._entries):
