@@ -341,7 +341,7 @@ def test_a_shutdown_cuts_off_what_does_not_end(tmp_path: Path, director: Directo
             assert whole.result(5).status == 503
         assert running.api.process is not None
         assert running.api.process.wait(10) == 0
-        assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun < 5 * 2
         director.gate.set()
         until(lambda: len(running.workers.cancelled) == 2, "both are cancelled", 5)
 
@@ -357,7 +357,7 @@ def test_a_second_signal_hurries(tmp_path: Path, director: Director) -> None:
         read_until(connection, b"[DONE]")
         assert running.api.process is not None
         assert running.api.process.wait(10) == 0
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 5 * 1.5
         director.gate.set()
 
 
@@ -367,6 +367,6 @@ def test_an_idle_process_stops_quickly(tmp_path: Path) -> None:
         stop(running.api)
         assert running.api.process is not None
         assert running.api.process.wait(10) == 0
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
         left = running.workers.bus.do("SMEMBERS", running.workers.keys.workers())
         assert not [worker for worker in left if worker.startswith(b"api-")], "it signed off"
