@@ -57,8 +57,9 @@ def start_stack() -> Iterator[Callable[..., Stack]]:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """The bundled model in float32, shared by all tests: leave it as you found it."""
-    # No test here is about waiting too long, and the machine may be a slow one.
-    with Stack("--dtype", "float32", "--queue-timeout", "300") as running:
+    # No test here is about waiting too long or too many, and the machine may be a slow one.
+    waiting = ("--queue-timeout", "300", "--max-queued-requests", "256")
+    with Stack("--dtype", "float32", *waiting) as running:
         yield running
 
 
