@@ -331,9 +331,10 @@ def test_a_shutdown_finishes_what_runs(tmp_path: Path, director: Director) -> No
 def test_a_shutdown_cuts_off_what_does_not_end(tmp_path: Path, director: Director) -> None:
     with stage(tmp_path, "--shutdown-grace", "2", script=director) as running:
         with running.api.open(CHAT, STREAM) as connection, ThreadPoolExecutor(1) as pool:
-            whole = pool.submit(running.api.chat, "x")
-            director.go(2)
+            director.go()
             read_until(connection, b'"content":"a"')
+            whole = pool.submit(running.api.chat, "x")
+            until(lambda: live_requests(running) == 2, "both run", 10)
             begun = time.monotonic()
             stop(running.api)
             rest = read_until(connection, b"[DONE]")
