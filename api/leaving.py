@@ -25,15 +25,8 @@ async def cancel(service: Service, request: Request, *, abandoned: bool = False)
 
     ``abandoned``: unless another process holds it.
     """
-    call = handoffs.cancel(
-        service.keys,
-        request.uid,
-        model=request.model,
-        cls=request.cls,
-        ttl_ms=int(service.settings.reply_ttl * 1000),
-        error="cancelled",
-        message=_GONE,
-        abandoned=abandoned,
+    call = service.cancelling(
+        request.uid, model=request.model, cls=request.cls, message=_GONE, abandoned=abandoned
     )
     for _ in range(_TRIES):
         try:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from api.service import Service
-from common.bus import handoffs, registry
+from common.bus import registry
 from common.logging import Log
 
 log = Log(__name__)
@@ -117,16 +117,7 @@ class Orphans:
         return now - self._signs.setdefault(api, now - life_s) >= GONE_S
 
     async def _cancel(self, uid: str, member: _Member, model: str, cls: str, message: str) -> None:
-        call = handoffs.cancel(
-            self._service.keys,
-            uid,
-            model=model,
-            cls=cls,
-            ttl_ms=int(self._service.settings.reply_ttl * 1000),
-            error="cancelled",
-            message=message,
-            abandoned=True,
-        )
+        call = self._service.cancelling(uid, model=model, cls=cls, message=message, abandoned=True)
         code = await self._service.bus.run(call)
         if code in ("ENDED", "FLAGGED") and not member.told:
             member.told = True

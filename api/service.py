@@ -13,10 +13,12 @@ from typing import Any
 
 from api.pressure import FinishRate
 from api.replies import Reply
+from common.bus import handoffs
 from common.bus.client import AsyncBus
 from common.bus.keys import Keys
 from common.bus.registry import DETOKENIZER, MEMORY_LIMIT, SCHEDULER, TOKENIZER, ModelInfo, Registry
 from common.bus.replies import Replies
+from common.bus.scripts import Call
 from common.messages import GENERATIONS, Kind
 from common.settings import Settings
 
@@ -66,6 +68,21 @@ class Service:
         """Waits for what was left for later, within bounds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def cancelling(
+        self, uid: str, *, model: str, cls: str, message: str, abandoned: bool = False
+    ) -> Call[str]:
+        """CANCEL of a request. ``abandoned``: unless somebody holds it."""
+        return handoffs.cancel(
+            self.keys,
+            uid,
+            model=model,
+            cls=cls,
+            ttl_ms=int(self.settings.reply_ttl * 1000),
+            error="cancelled",
+            message=message,
+            abandoned=abandoned,
+        )
 
     @property
     def id(self) -> str:

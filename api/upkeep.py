@@ -130,15 +130,7 @@ class Upkeep:
                     await bus.do("SREM", keys.pause(partition), member)
 
     async def _cancel(self, uid: str, model: str, cls: str, message: str) -> None:
-        call = handoffs.cancel(
-            self._service.keys,
-            uid,
-            model=model,
-            cls=cls,
-            ttl_ms=int(self._service.settings.reply_ttl * 1000),
-            error="cancelled",
-            message=message,
-        )
+        call = self._service.cancelling(uid, model=model, cls=cls, message=message)
         code = await self._service.bus.run(call)
         if code == "ENDED":
             log.info("cancelled", uid=uid, why=message)

@@ -9,7 +9,6 @@ from api.middleware import GENERATION
 from api.recall import Recalled, recall_or_404
 from api.service import Service
 from api.status import render
-from common.bus import handoffs
 from common.bus.holding import Hold, attach
 from common.errors import CancelledError
 from common.messages import OutEntry, parse_out
@@ -43,16 +42,10 @@ def router(service: Service) -> APIRouter:
 
 async def _cancel(http: Request, service: Service, name: str) -> Response:
     request = (await recall_or_404(service, name)).request
-    call = handoffs.cancel(
-        service.keys,
-        request.uid,
-        model=request.model,
-        cls=request.cls,
-        ttl_ms=int(service.settings.reply_ttl * 1000),
-        error="cancelled",
-        message=CancelledError().message,
+    message = CancelledError().message
+    await service.bus.run(
+        service.cancelling(request.uid, model=request.model, cls=request.cls, message=message)
     )
-    await service.bus.run(call)
     return await _show(http, service, await recall_or_404(service, name))
 
 
