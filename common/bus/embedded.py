@@ -192,6 +192,8 @@ class EmbeddedRedis:
             # Points in time (`save`) would only cost memory for forks: the append-only file has it all.
             *("--save", "", "--appendonly", "yes", "--appendfsync", self._appendfsync),
             *("--maxmemory", str(self._maxmemory), "--maxmemory-policy", "noeviction"),
+            # A read walks a node from its beginning to where the reader is.
+            *("--stream-node-max-entries", "16"),
             *("--unixsocket", _SOCKET, "--tcp-backlog", "128"),
         ]
         if self._cluster:

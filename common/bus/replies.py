@@ -272,7 +272,12 @@ class _PartitionReader:
             await asyncio.sleep(_RECONNECT_S)
 
     async def _read_once(self, connection: Any) -> None:
-        """One XREAD. A stream with several readers is named once, from where the last of them is."""
+        """One wait and one read. A stream with several readers is named once, from where the last of them is.
+
+        An XREAD that blocked returns with the first stream alone that has something, although a PUB brings
+        news of many. So a second one, which does not block, is sent along behind it and brings them all, those
+        of the first once more; what the first one says is not looked at.
+        """
         self._reading_version = self._version
         # Who is asked for now, since others may come while the read is on its way.
         asked: dict[bytes, tuple[Subscription, ...]] = {}
@@ -293,7 +298,8 @@ class _PartitionReader:
                         await self._bell.wait()
             return
         async with asyncio.timeout(client.READ_TIMEOUT_S):
-            await connection.send_packed_command(_xread(names, places), check_health=False)
+            await connection.send_packed_command(_xreads(names, places), check_health=False)
+            await connection.read_response()
             reply = await connection.read_response()
         for key, entries in reply or ():
             parsed = [_parsed(key, *entry) for entry in entries]
@@ -331,10 +337,15 @@ def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def _xread(names: list[bytes], places: list[bytes]) -> bytes:
-    words = (b"XREAD", b"COUNT", b"%d" % _COUNT, b"BLOCK", b"%d" % client.BLOCK_MS, b"STREAMS")
-    head = b"*%d\r\n" % (len(words) + len(names) + len(places))
-    return b"".join([head, *map(_bulk, words), *names, *places])
+def _xreads(names: list[bytes], places: list[bytes]) -> bytes:
+    """An XREAD that blocks until one of the streams has something, and one that brings what all have."""
+    wait = (b"XREAD", b"COUNT", b"1", b"BLOCK", b"%d" % client.BLOCK_MS, b"STREAMS")
+    read = (b"XREAD", b"COUNT", b"%d" % _COUNT, b"STREAMS")
+    commands = []
+    for words in (wait, read):
+        head = b"*%d\r\n" % (len(words) + len(names) + len(places))
+        commands.append(b"".join([head, *map(_bulk, words), *names, *places]))
+    return b"".join(commands)
 
 
 def _first_place(subs: Sequence[Subscription]) -> bytes:
