@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import hiredis
 import redis
@@ -132,20 +132,22 @@ class Bus:
 
         Raises `BusDownError` when the outcome of any is unknown.
         """
-        commands = [
-            ("EVALSHA", sha_of(call.script), len(call.keys), *call.keys, *call.args) for call in calls
-        ]
+        return self.outcomes(calls, self._exchange([_evalsha(call) for call in calls]))
+
+    def outcomes(self, calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | MillstreamError]:
+        """What the raw replies to ``calls`` say; a script that the server does not know yet is run again."""
         outcomes: list[T | MillstreamError] = []
-        for call, reply in zip(calls, self._exchange(commands), strict=True):
-            if isinstance(reply, redis.exceptions.NoScriptError):
-                outcome = self._run_alone(call)
-                outcomes.append(outcome)
-            elif isinstance(reply, redis.exceptions.ResponseError):
-                outcomes.append(_from_reply(reply))
-            else:
-                outcome = _parsed(call, reply)
-                outcomes.append(outcome)
+        for call, reply in zip(calls, replies, strict=True):
+            outcome = self._outcome(call, reply)
+            outcomes.append(outcome)
         return outcomes
+
+    def _outcome(self, call: Call[T], reply: Any) -> T | MillstreamError:
+        if isinstance(reply, redis.exceptions.NoScriptError):
+            return self._run_alone(call)
+        if isinstance(reply, redis.exceptions.ResponseError):
+            return _from_reply(reply)
+        return _parsed(call, reply)
 
     def do_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Runs plain, idempotent commands in one exchange, as `run_many` does scripts."""
@@ -227,11 +229,25 @@ def _ask(connection: ConnectionInterface, command: tuple[Any, ...]) -> Any:
 
 def _ask_many(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
     """`_ask` for several commands in one write. Error replies are returned, not raised."""
-    replies: list[Any] = []
+    _send(connection, commands)
+    return _receive(connection, len(commands))
+
+
+def _send(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...]]) -> None:
+    """Several commands in one write."""
     try:
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         connection.send_packed_command((packed,), check_health=False)
-        for _ in commands:
+    except BaseException:
+        connection.disconnect()
+        raise
+
+
+def _receive(connection: ConnectionInterface, count: int) -> list[Any]:
+    """That many replies; error replies are values here."""
+    replies: list[Any] = []
+    try:
+        for _ in range(count):
             try:
                 replies.append(connection.read_response())
             except redis.exceptions.ResponseError as error:
@@ -240,6 +256,40 @@ def _ask_many(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...
         connection.disconnect()
         raise
     return replies
+
+
+def _evalsha(call: Call[Any]) -> tuple[Any, ...]:
+    return ("EVALSHA", sha_of(call.script), len(call.keys), *call.keys, *call.args)
+
+
+class Exchange(Generic[T]):
+    """One connection for scripts that are sent now and answered later. For one thread; retries nothing.
+
+    What has come back by the time it is asked for costs no waiting, and no other thread to wait for it.
+    """
+
+    def __init__(self, bus: Bus, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> None:
+        self._bus = bus
+        self._connection = _factory(bus.url, name, timeout_s).make_connection()
+        self._calls: Sequence[Call[T]] = ()
+
+    def send(self, calls: Sequence[Call[T]]) -> None:
+        """Sends scripts, in order, in one write; what was sent before must have been answered or failed.
+
+        Raises `BusDownError`; it may have happened all the same.
+        """
+        with mapped():
+            _send(self._connection, [_evalsha(call) for call in calls])
+        self._calls = calls
+
+    def answers(self) -> list[T | MillstreamError]:
+        """The answers to what was sent, as `Bus.run_many` returns them. Raises `BusDownError`."""
+        with mapped():
+            replies = _receive(self._connection, len(self._calls))
+        return self._bus.outcomes(self._calls, replies)
+
+    def close(self) -> None:
+        self._connection.disconnect()
 
 
 class BlockingBus:

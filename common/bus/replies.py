@@ -275,7 +275,7 @@ class _PartitionReader:
         """One wait and one read. A stream with several readers is named once, from where the last of them is.
 
         An XREAD that blocked returns with the first stream alone that has something, although a PUB brings
-        news of many. So a second one, which does not block, is sent along behind it and brings them all, those
+        news of many. So a second one, which does not block, is sent along behind it and brings them all, that
         of the first once more; what the first one says is not looked at.
         """
         self._reading_version = self._version

@@ -6,13 +6,12 @@ The rollback is exact: every key is put back as it was, while the workers keep w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from common.bus.client import FencedError
 from common.bus.handoffs import Emitted, Step
-from common.bus.leases import Progress
 from common.bus.streams import Entry
 from tests.helpers.bus import Desk
 from tests.helpers.bus_actors import Detokenizer, Plan, Scheduler, Tokenizer, World, check_ended, published
@@ -177,24 +176,25 @@ class Bench:
 
     def __init__(self, world: World) -> None:
         self.replies: list[Emitted] = []
-        self.fences: list[FencedError] = []
         self.scheduler = Scheduler(world, "scheduler-1")
         self.emitter = Emitter(
             world.desk.bus,
             world.desk.keys,
             1,
             worker="scheduler-1",
-            progress=Progress(),
             on_reply=lambda _partition, _step, reply: self.replies.append(reply),
-            on_fenced=self.fences.append,
         )
 
     def step(self) -> None:
-        until(lambda: not self.emitter.full(), "there is room", every=0.001)
+        self.pump_until(lambda: not self.emitter.full())
         self.emitter.submit({0: self.scheduler.build(list(self.scheduler.jobs))})
+        self.emitter.pump()
 
     def settle(self) -> None:
-        until(self.emitter.idle, "all is answered", every=0.001)
+        self.pump_until(self.emitter.idle)
+
+    def pump_until(self, done: Callable[[], bool]) -> None:
+        until(lambda: self.emitter.pump() or done(), "the emitter is done", timeout=5, every=0.001)
 
 
 @pytest.fixture
@@ -203,7 +203,6 @@ def bench(world: World) -> Iterator[Bench]:
     _tokenize(world)
     made = Bench(world)
     made.scheduler.read(1)
-    made.emitter.start()
     yield made
     made.emitter.stop(5.0)
 
@@ -223,15 +222,15 @@ def test_the_emitter_replays_what_redis_lost(world: World, bench: Bench) -> None
     whole = _log(world, job.entry)
     put_back(world.desk.bus, before)
     assert _log(world, job.entry) != whole
-    until(lambda: _log(world, job.entry) == whole, "an idle emitter notices by its tick", timeout=5)
+    bench.pump_until(lambda: _log(world, job.entry) == whole)  # an idle emitter notices by its tick
     bench.step()
     bench.settle()
     assert _log(world, job.entry) == job.log == world.plans[job.entry.uid].log(0)[: len(job.log)]
-    assert bench.fences == []
 
 
 def test_the_emitter_stops_when_it_is_fenced(world: World, bench: Bench) -> None:
     bench.step()
     bench.settle()
     world.desk.bus.do("HSET", world.desk.keys.lease(0, "scheduler-1"), "dead", 1)
-    until(lambda: bench.fences, "the fence is reported", timeout=5)
+    with pytest.raises(FencedError):
+        bench.pump_until(lambda: False)

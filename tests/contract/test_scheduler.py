@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -12,7 +11,6 @@ import pytest
 import redis
 
 from common.bus import client, intake, leases
-from common.bus.leases import Progress
 from common.bus.scripts import sha_of
 from common.errors import UnavailableError
 from common.messages import Request
@@ -60,7 +58,7 @@ class Bench:
         self.worker = SchedulerWorker(
             desk.bus, desk.keys, lambda: self.engine,
             model=desk.model, worker=name, partitions=2, lease_ms=LEASE_MS, steadiness=Steady(),
-            progress=Progress(), announce=lambda: None,
+            announce=lambda: None,
         )  # fmt: skip
         for partition in range(2):
             desk.bus.run(leases.renew(desk.keys, partition, name, 60_000, opening=True))
@@ -96,7 +94,6 @@ def make(desk: Desk) -> Iterator[Make]:
     yield start
     for bench in made:
         bench.worker.shutdown()
-    until(lambda: not any(t.name.startswith("emit") for t in threading.enumerate()), "threads end")
 
 
 def crash(desk: Desk, worker: str = "scheduler-1") -> None:
@@ -169,7 +166,6 @@ def test_a_paused_suspect_holds_up_nobody(desk: Desk, make: Make) -> None:
     first, second = suspects(desk, 2)
     desk.bus.do("SADD", desk.keys.pause(0), first.uid)
     bench = make()
-    time.sleep(0.3)  # a tick brings the set
     fresh = desk.waiting()
     bench.run(lambda: bench.logged(second) == bench.logged(fresh) == TOKENS)
     assert not bench.logged(first)

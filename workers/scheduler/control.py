@@ -13,7 +13,7 @@ BACKLOG = 200
 
 
 class Control:
-    """The last reply of every partition. `note` is called from the emitters' threads, all else from one."""
+    """The last reply of every partition."""
 
     def __init__(self) -> None:
         self._replies: dict[int, Emitted] = {}
@@ -30,14 +30,13 @@ class Control:
 
     def cancelled(self, jobs: Mapping[str, Job]) -> list[str]:
         """Choices to cancel; the sets also name others' requests."""
-        flags = frozenset().union(*(reply.cancel for reply in list(self._replies.values())))
+        flags = frozenset().union(*(reply.cancel for reply in self._replies.values()))
         return [key for key, job in jobs.items() if key in flags or job.uid in flags] if flags else []
 
     def paused(self, jobs: Mapping[str, Job]) -> set[str]:
         """Choices to pause: flagged, or of a partition whose detokenizer is behind (and of no other)."""
-        replies = list(self._replies.items())
-        flags = frozenset().union(*(reply.pause for _, reply in replies))
-        behind = {partition for partition, reply in replies if reply.backlog > BACKLOG}
+        flags = frozenset().union(*(reply.pause for reply in self._replies.values()))
+        behind = {partition for partition, reply in self._replies.items() if reply.backlog > BACKLOG}
         if not flags and not behind:
             return set()
         return {key for key, job in jobs.items() if job.uid in flags or job.partition in behind}

@@ -1,30 +1,27 @@
-"""Sends the engine's steps to their partitions, strictly in order, from a thread of its own.
+"""Sends the engine's steps to their partitions, strictly in order.
 
-The engine computes step k+1 while EMIT k is on its way; it is never sent before the answer. The EMITs of one
-step travel together. A reply that was lost is asked for again under the same sequence number; a Redis that
-rolled back gets the lost steps again.
+The engine computes step k+1 while EMIT k is on its way, and its answer is taken when step k+1 is to be sent,
+never before that answer: by then it has long been there, so nobody has to wait for it. The EMITs of one step
+travel together. A reply that was lost is asked for again under the same sequence number; a Redis that rolled
+back gets the lost steps again.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from common.bus import handoffs
-from common.bus.client import Bus, FencedError
+from common.bus.client import Bus, Exchange, FencedError
 from common.bus.handoffs import Emitted, Step
 from common.bus.keys import Keys
-from common.bus.leases import Progress
 from common.bus.scripts import Call
 from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
 
 log = Log(__name__)
 
-#: Steps that may wait behind the one on its way; the engine is slowed beyond that.
-QUEUE = 2
 #: How often an idle partition is asked for cancels (B9).
 TICK_S = 0.1
 #: How long sent steps are kept for a Redis that lost its last seconds (AOF everysec loses up to two).
@@ -84,8 +81,12 @@ class _Lane:
             self._bus.run(self.call(seq, step))
 
 
+#: A step of a partition on its way, with its number.
+_Sent = tuple[_Lane, int, Step]
+
+
 class Emitter:
-    """The only writer of a worker's sequences. ``on_reply`` and ``on_fenced`` are called from its thread."""
+    """The only writer of a worker's sequences. For one thread, which calls `pump`; it calls ``on_reply``."""
 
     def __init__(
         self,
@@ -94,26 +95,26 @@ class Emitter:
         partitions: int,
         *,
         worker: str,
-        progress: Progress,
         on_reply: Callable[[int, Step, Emitted], None],
-        on_fenced: Callable[[FencedError], None],
     ) -> None:
-        self._bus = bus
         self._lanes = [_Lane(bus, keys, partition, worker) for partition in range(partitions)]
-        self._progress = progress
+        self._exchange: Exchange[Emitted] = Exchange(bus, name=f"{worker}-emit")
         self._on_reply = on_reply
-        self._on_fenced = on_fenced
-        self._bell = threading.Event()
-        self._stopping = False
-        self._name = "emit"
-        self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+        #: What has not been answered; ``_sent``: it is on its way, or else to be sent again at ``_again_at``.
+        self._open: list[_Sent] = []
+        self._sent = False
+        self._again_at = 0.0
+        #: Answers in a row that are errors.
+        self._refusals = 0
 
-    def start(self) -> None:
-        self._thread.start()
+    @property
+    def troubled(self) -> bool:
+        """Whether something could not be sent, or was not answered. Until it is, nothing else is sent."""
+        return bool(self._open) and not self._sent
 
     def full(self) -> bool:
-        """Whether some partition has as many steps waiting as it may."""
-        return any(len(lane.steps) > QUEUE for lane in self._lanes)
+        """Whether a step waits behind one on its way: another must not be submitted now."""
+        return any(len(lane.steps) > 1 for lane in self._lanes)
 
     def idle(self) -> bool:
         """Whether everything submitted has been answered."""
@@ -123,60 +124,71 @@ class Emitter:
         """Queues a step of each of some partitions; the caller has seen that there is room (`full`)."""
         for partition, step in steps.items():
             self._lanes[partition].steps.append(step)
-        self._bell.set()
+
+    def pump(self) -> None:
+        """Takes the answers to what is on its way, and sends what is due: waiting steps, or the tick.
+
+        Waits for Redis no longer than one command may take; `troubled` says that it was in vain. A fence is
+        raised: `FencedError`.
+        """
+        if self._open:
+            self._settle()
+        if self._open:
+            return
+        overdue = time.monotonic() - TICK_S
+        due = [lane for lane in self._lanes if lane.steps or lane.asked_at <= overdue]
+        if due:
+            self._open = [(lane, *lane.begin()) for lane in due]
+            self._send()
+
+    def settle(self) -> None:
+        """Takes the answers to what is on its way, and sends nothing new."""
+        if self._open:
+            self._settle()
 
     def stop(self, timeout_s: float) -> None:
-        """Sends what is queued, then ends; gives up after ``timeout_s``."""
-        self._stopping = True
-        self._bell.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _loop(self) -> None:
+        """Sends what is queued; gives up after ``timeout_s``, or when it is fenced."""
+        deadline = time.monotonic() + timeout_s
         try:
-            while not (self._stopping and self.idle()):
-                self._progress.beat(self._name)
-                overdue = time.monotonic() - TICK_S
-                due = [lane for lane in self._lanes if lane.steps or lane.asked_at <= overdue]
-                if due:
-                    self._send(due)
-                else:
-                    self._bell.wait(TICK_S)
-                    self._bell.clear()
+            while not self.idle() and time.monotonic() < deadline:
+                self.pump()
+                if self.troubled:
+                    time.sleep(_RETRY_S)
         except FencedError as error:
-            self._on_fenced(error)
-        finally:
-            self._progress.end(self._name)
+            log.warning("fenced while stopping", reason=error.message)
+        self._exchange.close()
 
-    def _send(self, lanes: list[_Lane]) -> None:
-        """One step (or the tick) of each, until all are answered; a fence is the only way out without."""
-        open_ = [(lane, *lane.begin()) for lane in lanes]
-        refusals = 0
-        while True:
-            self._progress.beat(self._name)
-            left, failure = self._exchange(open_)
-            if not left:
-                return
-            open_ = left
-            if failure is None:
-                continue
-            log.warning("a step could not be sent, trying again", error=failure.message)
-            refusals = 0 if isinstance(failure, UnavailableError) else refusals + 1
-            if refusals >= _REFUSALS:
-                raise FencedError(f"Redis refuses every step: {failure.message}") from failure
-            time.sleep(_RETRY_S)
-
-    def _exchange(
-        self, open_: list[tuple[_Lane, int, Step]]
-    ) -> tuple[list[tuple[_Lane, int, Step]], MillstreamError | None]:
-        """Asks once. Returns what has to be asked again, and an error that was met. Raises `FencedError`."""
+    def _send(self) -> None:
         try:
-            replies = self._bus.run_many([lane.call(seq, step) for lane, seq, step in open_])
+            self._exchange.send([lane.call(seq, step) for lane, seq, step in self._open])
+            self._sent = True
         except UnavailableError as error:
-            return open_, error
-        left: list[tuple[_Lane, int, Step]] = []
+            self._fail(error)
+
+    def _settle(self) -> None:
+        """Takes the answers to all that is open, if Redis gives them."""
+        while self._open:
+            if not self._sent:
+                if time.monotonic() < self._again_at:
+                    return
+                self._send()
+            if not self._sent:
+                return
+            try:
+                replies = self._exchange.answers()
+            except UnavailableError as error:
+                self._fail(error)
+                return
+            failure = self._take(replies)
+            if failure is not None:
+                self._fail(failure)
+                return
+
+    def _take(self, replies: list[Emitted | MillstreamError]) -> MillstreamError | None:
+        """What then is still open is to be sent again: at once, or later because of the error returned."""
+        left: list[_Sent] = []
         failure: MillstreamError | None = None
-        for (lane, seq, step), reply in zip(open_, replies, strict=True):
+        for (lane, seq, step), reply in zip(self._open, replies, strict=True):
             try:
                 if isinstance(reply, MillstreamError):
                     raise reply
@@ -192,4 +204,16 @@ class Emitter:
                 lane.steps.popleft()
             assert isinstance(reply, Emitted)
             self._on_reply(lane.partition, step, reply)
-        return left, failure
+        self._open, self._sent = left, False
+        if not left:
+            self._refusals = 0
+        return failure
+
+    def _fail(self, error: MillstreamError) -> None:
+        """Has what is open sent again after a pause."""
+        log.warning("a step could not be sent, trying again", error=error.message)
+        self._sent = False
+        self._again_at = time.monotonic() + _RETRY_S
+        self._refusals = 0 if isinstance(error, UnavailableError) else self._refusals + 1
+        if self._refusals >= _REFUSALS:
+            raise FencedError(f"Redis refuses every step: {error.message}") from error

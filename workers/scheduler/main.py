@@ -36,7 +36,6 @@ def _start(proc: Process) -> int:
         partitions=settings.partitions,
         lease_ms=settings.lease_ms,
         steadiness=proc.lease.steadiness,
-        progress=proc.progress,
         announce=lambda: proc.bus.do(
             "HSET", proc.keys.models(), settings.served_model_name, builder.info().to_json()
         ),

@@ -18,7 +18,6 @@ from common.bus.client import Bus, FencedError
 from common.bus.handoffs import EmitEnd, EmitRow, Emitted, Step
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, SCHEDULERS, Keys, partition_of
-from common.bus.leases import Progress
 from common.bus.starting import Started
 from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry, Place
@@ -56,7 +55,6 @@ class SchedulerWorker:
         partitions: int,
         lease_ms: int,
         steadiness: Steadiness,
-        progress: Progress,
         announce: Callable[[], None],
     ) -> None:
         self._bus = bus
@@ -78,10 +76,7 @@ class SchedulerWorker:
             steadiness=steadiness,
             wake=self.wake,
         )
-        self._emitter = Emitter(
-            bus, keys, partitions, worker=worker, progress=progress,
-            on_reply=self._note, on_fenced=self._on_fenced,
-        )  # fmt: skip
+        self._emitter = Emitter(bus, keys, partitions, worker=worker, on_reply=self._note)
         self._jobs: dict[str, Job] = {}
         #: Entries in hand, until the EMIT that acks them was answered; they are not stranded.
         self._held: set[Place] = set()
@@ -92,7 +87,6 @@ class SchedulerWorker:
         #: The last choice of which a token was committed while it was on trial.
         self._proven = ""
         self._stash: dict[int, Step] = {}
-        self._fence: FencedError | None = None
         self._draining = False
         self._leaving = False
         self._next_look = 0.0
@@ -102,7 +96,8 @@ class SchedulerWorker:
     def startup(self) -> None:
         self._engine = self._build_engine()
         self._intake.start()
-        self._emitter.start()
+        self._emitter.pump()  # so that what is paused or cancelled is known before anything is begun
+        self._emitter.settle()
         self._announce()
         log.info("ready", model=self._model)
 
@@ -139,25 +134,32 @@ class SchedulerWorker:
     # -- loop ---------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        if self._fence is not None:
-            raise self._fence
         assert self._engine is not None
-        engine = self._engine
+        engine, emitter = self._engine, self._emitter
         if self._draining and not self._leaving and time.monotonic() >= self._next_look:
             self._look_for_peers()
-        if self._leaving:
-            self.wake.wait(TICK_S / 10)  # for what was sent to be answered
-            self.wake.clear()
-            return
+        if emitter.troubled or self._leaving:
+            self._settle()
+            if emitter.troubled or self._leaving:  # nothing else can be done before that is
+                return
         self._obey(engine)
         self._take_in(engine)
         self._steer(engine)
         self._flush_stash()
-        if engine.has_work() and not self._stash and not self._emitter.full():
+        if engine.has_work() and not self._stash and not emitter.full():
             self._send(engine.step())
+            emitter.pump()
             if self._suspects.on_trial is None:
                 self._suspects.others_ran()
         else:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Nothing can be computed now: takes what Redis has to say, then waits for news."""
+        emitter = self._emitter
+        emitter.pump()
+        emitter.settle()
+        if emitter.troubled or (emitter.idle() and not self._leaving):
             self.wake.wait(TICK_S)
             self.wake.clear()
 
@@ -327,7 +329,7 @@ class SchedulerWorker:
     # -- control ------------------------------------------------------------------------------------------
 
     def _note(self, partition: int, step: Step, reply: Emitted) -> None:
-        """Called from the emitter's thread."""
+        """Called by the emitter for every answer."""
         self._control.note(partition, reply)
         for end in step.ends:
             self._held.discard((self._keys.sched(partition, end.model, end.cls), end.entry))
@@ -340,11 +342,6 @@ class SchedulerWorker:
             self._proven = trial if trial in committed else self._proven
         if step.rows or reply.cancel or reply.pause or self._paused:
             self.wake.set()  # there is room for the next step, or something to obey
-
-    def _on_fenced(self, error: FencedError) -> None:
-        """Called from the emitter's thread."""
-        self._fence = error
-        self.wake.set()
 
     def _obey(self, engine: Engine) -> None:
         """Lets go of what is another worker's, and cancels what is flagged."""
