@@ -12,6 +12,7 @@ from api import errors, openapi
 from api.client import ClientGoneError
 from api.middleware import Envelope
 from api.routes import chat, completions, health, models, requests, streams, tokenize
+from api.routes.direct import Direct
 from api.service import Service
 from common.errors import MillstreamError
 
@@ -33,7 +34,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_gone)
     app.add_exception_handler(Exception, _on_fault)
-    return Envelope(app)
+    return Envelope(Direct(app))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from api.client import ClientGoneError
 from api.pace import Pace, SlowReaderError
 from api.replies import Reply
 from api.wire import WIRE, Wire
-from common.errors import DeadlineError, MillstreamError
+from common.errors import MillstreamError
 from common.logging import Log
 from common.messages import OutEntry
 
@@ -72,9 +72,12 @@ class EventStream(Response):
         pace = Pace(self._reply, limit_s=self._patience_s, cut=wire.abort)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            last = await self._follow(wire, pace)
-            async with asyncio.timeout(_LAST_SEND_S):
-                await send({"type": "http.response.body", "body": last})
+            end = {"type": "http.response.body", "body": await self._follow(wire, pace)}
+            if not wire.full:
+                await send(end)  # which does not wait then
+            else:
+                async with asyncio.timeout(_LAST_SEND_S):
+                    await send(end)
         except ClientGoneError:
             pass
         except SlowReaderError:
@@ -105,13 +108,10 @@ class EventStream(Response):
 
         wire.on_full, wire.on_drained = pace.behind, pace.caught_up
         try:
-            async with asyncio.timeout_at(self._reply.deadline):
-                if not take(self._entries):
-                    await self._reply.pour(take)
+            if not take(self._entries):
+                await self._reply.pour(take)
         except (ClientGoneError, SlowReaderError):
             raise
-        except TimeoutError:
-            return events.failure(DeadlineError())
         except MillstreamError as error:
             log.warning("a stream was cut off", uid=self._reply.uid, reason=error.message)
             return events.failure(error)

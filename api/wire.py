@@ -8,7 +8,6 @@ and the client's leaving calls back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -74,6 +73,11 @@ class Wire:
         self.on_gone: Callable[[], None] | None = None
 
     @property
+    def full(self) -> bool:
+        """Whether the client does not keep up now."""
+        return bool(self._cycle.flow.write_paused)
+
+    @property
     def complete(self) -> bool:
         """Whether the response has ended."""
         return self._cycle.response_complete
@@ -101,8 +105,10 @@ class Wire:
         cycle = self._cycle
         if cycle.disconnected or cycle.response_complete:
             return
-        with contextlib.suppress(RuntimeError):  # uvloop's word for a connection that has just been closed
+        try:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        except RuntimeError:  # uvloop's word for a connection that has just been closed
+            return
         if cycle.flow.write_paused:
             self._connection.blocked = self
             if self.on_full is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -14,7 +12,6 @@ from api.routes.direct import DirectRoute
 from api.routes.generation import Ask, admit
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from api.service import Service
-from common.errors import DeadlineError
 from common.messages import Kind
 
 
@@ -41,11 +38,8 @@ async def _answer(http: Request, service: Service, ask: Ask, kind: Kind) -> Resp
     """The one entry of the reply is the answer, as the tokenizer wrote it."""
     reply, entries = await admit(http, service, ask, kind)
     try:
-        async with asyncio.timeout_at(reply.deadline):
-            while not entries[-1].end:
-                entries = await reply.next()
-    except TimeoutError:
-        raise DeadlineError from None
+        while not entries[-1].end:
+            entries = await reply.next()
     finally:
         reply.close()
     if entries[-1].end == "error":

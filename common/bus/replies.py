@@ -302,7 +302,7 @@ class _PartitionReader:
             await connection.read_response()
             reply = await connection.read_response()
         for key, entries in reply or ():
-            parsed = [_parsed(key, *entry) for entry in entries]
+            parsed = _parsed(key, entries)
             readers = asked[key]
             if len(readers) == 1:
                 readers[0].feed(parsed, entries[-1][0])
@@ -353,7 +353,14 @@ def _first_place(subs: Sequence[Subscription]) -> bytes:
     return subs[0].place if len(subs) == 1 else min(subs, key=lambda sub: _order(sub.after.decode())).place
 
 
-def _parsed(key: bytes, entry_id: bytes, fields: list[bytes]) -> OutEntry:
+def _parsed(key: bytes, entries: list[list[Any]]) -> list[OutEntry]:
+    try:
+        return [parse_out(entry_id, fields) for entry_id, fields in entries]
+    except (ValueError, TypeError):
+        return [_parsed_alone(key, entry_id, fields) for entry_id, fields in entries]
+
+
+def _parsed_alone(key: bytes, entry_id: bytes, fields: list[bytes]) -> OutEntry:
     """The entry; an empty one for what nobody of ours wrote: it must not keep others from their replies."""
     try:
         return parse_out(entry_id, fields)

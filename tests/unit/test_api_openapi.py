@@ -17,7 +17,7 @@ from api.schemas.chat import ChatRequest
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     envelope = create_app(None)  # type: ignore[arg-type]  # nothing of the service is used to describe it
-    app = envelope._app  # type: ignore[attr-defined]
+    app = envelope._app._app  # type: ignore[attr-defined]
     assert isinstance(app, FastAPI)
     return orjson.loads(orjson.dumps(app.openapi()))  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ import pytest
 
 from api.client import ClientGoneError
 from api.replies import LostRequestError, Reply
-from common.errors import MillstreamError, QueueFullError, UnavailableError
+from common.errors import DeadlineError, MillstreamError, QueueFullError, UnavailableError
 from common.messages import Kind, OutEntry, Request
 from common.sampling import SamplingParams
 
@@ -63,17 +63,22 @@ class Client:
         pass
 
 
-def reply_at(home: Home, *comes: list[OutEntry], stream: bool = True) -> Reply:
+def entries(
+    home: Home, *comes: list[OutEntry], count: int = 2, stream: bool = True
+) -> tuple[list[list[OutEntry]], int]:
+    """What so many calls of `next` return, and how often the reply began anew."""
     request = Request(
         uid="0-1", kind=Kind.COMPLETION, model="m", params=SamplingParams(seed=1), payload={},
         reply={"stream": stream}, n=1, cls="interactive", tenant="", api="api-1",
     )  # fmt: skip
-    return Reply(home, request, Silence(*comes), Client(), deadline=1e9)
 
-
-def entries(reply: Reply, count: int) -> list[list[OutEntry]]:
-    async def read() -> list[list[OutEntry]]:
-        return [await reply.next() for _ in range(count)]
+    async def read() -> tuple[list[list[OutEntry]], int]:
+        deadline = asyncio.get_running_loop().time() + 60
+        reply = Reply(home, request, Silence(*comes), Client(), deadline)
+        try:
+            return [await reply.next() for _ in range(count)], reply.restarts
+        finally:
+            reply.close()
 
     return asyncio.run(read())
 
@@ -82,24 +87,34 @@ def entries(reply: Reply, count: int) -> list[list[OutEntry]]:
 def test_a_redis_that_takes_nothing_yet_is_asked_again(refusal: MillstreamError) -> None:
     """It has just lost its data, and is read-only, full or away: the client waits until its deadline."""
     home = Home(refusal, refusal)
-    assert entries(reply_at(home, [ACCEPTED], [], [], [], [TEXT]), 2) == [[ACCEPTED], [TEXT]]
+    assert entries(home, [ACCEPTED], [], [], [], [TEXT])[0] == [[ACCEPTED], [TEXT]]
     assert home.tries == 3
 
 
 def test_every_try_starts_the_text_anew() -> None:
     """An ADMIT without an answer may have happened."""
-    reply = reply_at(Home(UnavailableError()), [TEXT], [], [TEXT], stream=False)
-    entries(reply, 2)
-    assert reply.restarts == 1
+    assert entries(Home(UnavailableError()), [TEXT], [], [TEXT], stream=False)[1] == 1
+
+
+def test_a_reply_ends_at_its_deadline() -> None:
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        request = Request("0-1", Kind.COMPLETION, "m", SamplingParams(seed=1), {}, {"stream": True})
+        reply = Reply(Home(), request, Silence([], []), Client(), loop.time() + 0.01)
+        await asyncio.sleep(0.02)
+        await reply.next()
+
+    with pytest.raises(DeadlineError):
+        asyncio.run(wait())
 
 
 def test_a_request_is_put_back_once() -> None:
     with pytest.raises(LostRequestError):
-        entries(reply_at(Home(), [ACCEPTED], [], []), 2)
+        entries(Home(), [ACCEPTED], [], [])
 
 
 def test_what_has_sent_text_is_not_put_back() -> None:
     home = Home()
     with pytest.raises(LostRequestError):
-        entries(reply_at(home, [TEXT], []), 2)
+        entries(home, [TEXT], [])
     assert home.tries == 0
