@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -302,6 +303,24 @@ class BlockingBus:
         """Runs one command that may block up to `BLOCK_MS`; returns its raw reply."""
         with mapped():
             return _ask(self._connection, command)
+
+    def ask(self, *command: Any) -> None:
+        """`do` as far as the sending; `answer` is to follow."""
+        with mapped():
+            _send(self._connection, [command])
+
+    def fileno(self) -> int:
+        """The connection's file, for whoever waits for several answers at once; only after `ask`."""
+        sock: socket.socket = self._connection._sock  # type: ignore[attr-defined]  # has no public name
+        return sock.fileno()
+
+    def answer(self) -> Any:
+        """The raw reply to what was asked."""
+        with mapped():
+            [reply] = _receive(self._connection, 1)
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+            return reply
 
     def close(self) -> None:
         self._connection.disconnect()

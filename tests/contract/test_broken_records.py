@@ -14,7 +14,8 @@ from tests.helpers.bus import TTL_MS, Desk
 from tests.helpers.text import bundled_codec
 from tests.helpers.waiting import until
 from workers.detokenizer.choices import Choices
-from workers.detokenizer.partition import PartitionLoop
+from workers.detokenizer.loop import Loop
+from workers.detokenizer.partition import Partition
 from workers.text.stream import TextStreams
 
 THREAD_DIES = """
@@ -35,16 +36,16 @@ def test_records_that_cannot_be_read_are_passed_over(desk: Desk, fields: tuple[s
     desk.bus.do("XADD", desk.tok, "*", *fields)
     request, [job] = desk.running()
     desk.generate(job, 3, "length")
-    loop = PartitionLoop(
-        desk.bus, desk.keys, 0, epoch, Choices(desk.bus, desk.keys, TextStreams(bundled_codec())), name="me",
-        ttl_ms=TTL_MS, progress=Progress(), on_fenced=lambda _: None,
-    )  # fmt: skip
+    choices = Choices(desk.bus, desk.keys, TextStreams(bundled_codec()))
+    loop = Loop(desk.bus, progress=Progress(), on_fenced=lambda _: None)
+    loop.add(Partition(desk.bus, desk.keys, 0, epoch, choices, name="me", ttl_ms=TTL_MS))
     loop.start()
     try:
         until(lambda: desk.out(request.uid)[-1].end == "done", "the reply has ended")
     finally:
-        loop.stop()
-        assert loop.join(10)
+        loop.leave(0)
+        until(lambda: not loop.holds(0), "the partition is let go of")
+        loop.stop(10)
     assert desk.bus.do("XINFO", "GROUPS", desk.tok)[0][1] == DETOKENIZERS.encode()
 
 

@@ -1,4 +1,4 @@
-"""The detokenizer: takes partitions by lease and runs one loop for each.
+"""The detokenizer: takes partitions by lease, and has one loop work on them.
 
 Partitions are shared evenly among live detokenizers; one that nobody owns for a while is taken regardless
 of the share, so that no partition waits for a peer that is gone. A lease that merely expired is no proof of
@@ -22,7 +22,8 @@ from common.bus.peers import OBSERVE_S
 from common.bus.registry import DETOKENIZER
 from common.logging import Log
 from workers.detokenizer.choices import Choices
-from workers.detokenizer.partition import PartitionLoop
+from workers.detokenizer.loop import Loop
+from workers.detokenizer.partition import Partition
 
 log = Log(__name__)
 
@@ -62,10 +63,10 @@ class DetokenizerWorker:
         self._make_choices: Callable[[int], Choices] | None = None
         self._partitions = partitions
         self._ttl_ms = ttl_ms
-        self._progress = progress
         self.wake = threading.Event()
-        self._loops: dict[int, PartitionLoop] = {}
-        #: Partitions whose loop ends with its present commit, to be given up then.
+        self._loop = Loop(bus, progress=progress, on_fenced=self._on_fenced)
+        self._held: dict[int, Partition] = {}
+        #: Partitions that the loop lets go of after its present commit, to be given up then.
         self._leaving: set[int] = set()
         #: Whether a partition should be ours soon.
         self._expecting = False
@@ -75,36 +76,33 @@ class DetokenizerWorker:
 
     def startup(self) -> None:
         self._make_choices = self._load()
+        self._loop.start()
         log.info("ready")
 
     def begin_drain(self) -> None:
         self._draining = True
         self._expecting = False
-        for partition in self._loops:
+        for partition in self._held:
             self._leave(partition)
 
     def busy(self) -> bool:
-        return bool(self._loops)
+        return bool(self._held)
 
     def shutdown(self) -> None:
-        for loop in self._loops.values():
-            loop.stop()
-        deadline = time.monotonic() + _JOIN_S
-        for loop in self._loops.values():
-            loop.join(max(0.0, deadline - time.monotonic()))
+        self._loop.stop(_JOIN_S)
 
     def stats(self) -> Mapping[str, Any]:
         """Readings for the registry; called from the lease thread."""
-        loops = list(self._loops.values())
+        held = list(self._held.values())
         return {
-            "partitions": sorted(loop.partition for loop in loops),
-            "records": sum(loop.records for loop in loops),
+            "partitions": sorted(partition.number for partition in held),
+            "records": sum(partition.records for partition in held),
         }
 
     def step(self) -> None:
         if self._fence is not None:
             raise self._fence
-        self._give_up_ended()
+        self._give_up_left()
         if not self._draining:
             self._share_out()
         self.wake.wait(_SOON_S if self._leaving or self._expecting else _EVERY_S)
@@ -116,14 +114,14 @@ class DetokenizerWorker:
         peers = registry.serving(self._bus, self._keys, DETOKENIZER)
         share = -(-self._partitions // max(1, len(peers)))
         holds = {partition: self._hold(partition, now) for partition in range(self._partitions)}
-        if len(self._loops) - len(self._leaving) > share:
-            self._leave(next(partition for partition in self._loops if partition not in self._leaving))
+        if len(self._held) - len(self._leaving) > share:
+            self._leave(next(partition for partition in self._held if partition not in self._leaving))
         for partition, hold in holds.items():
-            if partition in self._loops:
+            if partition in self._held:
                 continue
-            if self._is_free(partition, hold, within=len(self._loops) < share):
+            if self._is_free(partition, hold, within=len(self._held) < share):
                 self._take(partition)
-        self._expecting = len(self._loops) < share and self._changes_hands(
+        self._expecting = len(self._held) < share and self._changes_hands(
             [hold.owner for hold in holds.values()], peers, share
         )
 
@@ -158,7 +156,7 @@ class DetokenizerWorker:
         if not held.epoch:
             return
         assert self._make_choices is not None
-        loop = PartitionLoop(
+        self._held[partition] = Partition(
             self._bus,
             self._keys,
             partition,
@@ -166,29 +164,26 @@ class DetokenizerWorker:
             self._make_choices(partition),
             name=self._lease.worker,
             ttl_ms=self._ttl_ms,
-            progress=self._progress,
-            on_fenced=self._on_fenced,
         )
-        self._loops[partition] = loop
+        self._loop.add(self._held[partition])
         self._unheld_since.pop(partition, None)
-        loop.start()
         log.info("took a partition", partition=partition, epoch=held.epoch)
 
     def _leave(self, partition: int) -> None:
-        """Has a partition's loop end, between two commits. A loop that waits for news takes a second."""
-        self._loops[partition].stop()
+        """Has a partition let go of, between two commits."""
+        self._loop.leave(partition)
         self._leaving.add(partition)
 
-    def _give_up_ended(self) -> None:
-        """Hands the partitions whose loops have ended to peers."""
+    def _give_up_left(self) -> None:
+        """Hands the partitions that the loop has let go of to peers."""
         for partition in list(self._leaving):
-            if self._loops[partition].join(0):
+            if not self._loop.holds(partition):
                 self._lease.give_up(partition)
                 self._leaving.discard(partition)
-                del self._loops[partition]
+                del self._held[partition]
                 log.info("gave a partition up", partition=partition)
 
     def _on_fenced(self, error: FencedError) -> None:
-        """Called from a partition's thread."""
+        """Called from the loop's thread."""
         self._fence = error
         self.wake.set()
