@@ -212,20 +212,17 @@ def _parsed(call: Call[T], reply: Any) -> T | MillstreamError:
 
 
 def _ask(connection: ConnectionInterface, command: tuple[Any, ...]) -> Any:
-    """One command, one reply; connects first if need be.
+    """One command, one reply; connects first if need be."""
+    _send(connection, (command,))
+    return _one(_receive(connection, 1))
 
-    After any failure but an error reply the connection is closed: a late reply would be taken for the next
-    command's.
-    """
-    try:
-        # What `send_command` does, less its checks, which take as long as all the rest.
-        connection.send_packed_command((hiredis.pack_command(command),), check_health=False)
-        return connection.read_response()
-    except redis.exceptions.ResponseError:
-        raise
-    except BaseException:
-        connection.disconnect()
-        raise
+
+def _one(replies: list[Any]) -> Any:
+    """The only one of ``replies``; raises it if it is an error."""
+    [reply] = replies
+    if isinstance(reply, redis.exceptions.ResponseError):
+        raise reply
+    return reply
 
 
 def _ask_many(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -235,9 +232,14 @@ def _ask_many(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...
 
 
 def _send(connection: ConnectionInterface, commands: Sequence[tuple[Any, ...]]) -> None:
-    """Several commands in one write."""
+    """Several commands in one write; connects first if need be.
+
+    After any failure the connection is closed, here and in `_receive`: else a late reply would be taken for
+    the next command's.
+    """
     try:
         packed = b"".join([hiredis.pack_command(command) for command in commands])
+        # What `send_command` does, less its checks, which take as long as all the rest.
         connection.send_packed_command((packed,), check_health=False)
     except BaseException:
         connection.disconnect()
@@ -317,10 +319,7 @@ class BlockingBus:
     def answer(self) -> Any:
         """The raw reply to what was asked."""
         with mapped():
-            [reply] = _receive(self._connection, 1)
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise reply
-            return reply
+            return _one(_receive(self._connection, 1))
 
     def close(self) -> None:
         self._connection.disconnect()

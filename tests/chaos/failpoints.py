@@ -130,33 +130,36 @@ def install(point: Failpoint, marker: Path, worker: str) -> None:
 
 
 def _wrap_sync(armed: _Armed) -> None:
-    ask: Callable[[Any, Any], Any] = client._ask
-    ask_many: Callable[[Any, Any], Any] = client._ask_many
+    send: Callable[[Any, Any], None] = client._send
+    receive: Callable[[Any, int], Any] = client._receive
+    #: Connections on which a struck message is on its way.
+    struck: set[Any] = set()
 
-    def one_struck(connection: Any, command: tuple[Any, ...]) -> Any:
-        if not armed.strikes(command):
-            return ask(connection, command)
-        return _cut(connection, lambda: ask(connection, command))
-
-    def many_struck(connection: Any, commands: Sequence[tuple[Any, ...]]) -> Any:
+    def struck_send(connection: Any, commands: Sequence[tuple[Any, ...]]) -> None:
         """What travels together is lost together."""
-        struck = [armed.strikes(command) for command in commands]  # all of them, to count them
-        if not any(struck):
-            return ask_many(connection, commands)
-        return _cut(connection, lambda: ask_many(connection, commands))
+        hits = [armed.strikes(command) for command in commands]  # all of them, to count them
+        if any(hits):
+            _act(connection, Side.BEFORE)
+            struck.add(connection)
+        send(connection, commands)
 
-    def _cut(connection: Any, exchange: Callable[[], Any]) -> Any:
+    def struck_receive(connection: Any, count: int) -> Any:
+        hit = connection in struck
+        struck.discard(connection)
+        replies = receive(connection, count)
+        if hit:
+            _act(connection, Side.AFTER)
+        return replies
+
+    def _act(connection: Any, side: Side) -> None:
         try:
-            armed.act(Side.BEFORE)
-            reply = exchange()
-            armed.act(Side.AFTER)
+            armed.act(side)
         except redis.exceptions.ConnectionError:
             connection.disconnect()
             raise
-        return reply
 
-    client._ask = one_struck
-    client._ask_many = many_struck
+    client._send = struck_send
+    client._receive = struck_receive
 
 
 def _wrap_async(armed: _Armed) -> None:

@@ -1,7 +1,7 @@
 """The tokenizer's loop: jobs from `in`, token ids to `sched`.
 
 Ack policy: an entry is acked by the hand-off itself (TOK_DONE, TOK_END); the first finisher wins, so a job
-that two workers did is harmless.
+that two workers did is harmless. Jobs that came together are read together and handed off together.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from common.bus.handoffs import Gate
 from common.bus.intake import Intake
 from common.bus.keys import CLASSES, TOKENIZERS, Keys
 from common.bus.registry import ModelInfo
+from common.bus.scripts import Call
 from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry
 from common.errors import MillstreamError
@@ -30,6 +31,8 @@ log = Log(__name__)
 MAX_ATTEMPTS = 3
 _READ_COUNT = 16
 _IDLE_S = 0.5
+#: How long a job that is done may wait for others to be handed off with.
+_TOGETHER_S = 0.005
 #: How old the model's limits may be.
 _LIMITS_S = 2.0
 
@@ -77,6 +80,11 @@ class TokenizerWorker:
             steadiness=steadiness,
             wake=self.wake,
         )
+        #: Requests as they were read, until they are asked for.
+        self._rows: dict[str, Any] = {}
+        #: Hand-offs of what is done, and when the first is to be sent at the latest.
+        self._outbox: list[Call[Gate]] = []
+        self._send_by = 0.0
         self._next_limits = 0.0
         self._draining = False
         self._done = 0
@@ -100,11 +108,16 @@ class TokenizerWorker:
         return {"jobs": self._done}
 
     def step(self) -> None:
+        self._send()
         self._refresh_limits()
         self._intake.take_recovered(())  # what was begun is finished within the pass
         if not self._draining:
             self._intake.take_fresh([_READ_COUNT] * len(CLASSES))
-        if not self._intake.begin(self._do):
+        self._read(self._intake.next(_READ_COUNT))
+        begun = self._intake.begin(self._do)
+        self._rows.clear()
+        self._send()
+        if not begun:
             self.wake.wait(_IDLE_S)
             self.wake.clear()
 
@@ -119,8 +132,34 @@ class TokenizerWorker:
             except (KeyError, TypeError, ValueError):
                 log.warning("the model's description cannot be read", model=self._model)
 
+    def _read(self, entries: Sequence[Entry]) -> None:
+        """Reads the requests of jobs that came together, in one exchange; what fails is read alone."""
+        if len(entries) > 1:
+            rows = self._bus.do_many([("HGETALL", self._keys.req(entry.uid)) for entry in entries])
+            self._rows = dict(zip([entry.uid for entry in entries], rows, strict=True))
+
+    def _send(self) -> None:
+        """Sends the hand-offs of what is done. Without an answer they are sent again: none is made twice."""
+        if not self._outbox:
+            return
+        for gate in self._bus.run_many(self._outbox):
+            if isinstance(gate, MillstreamError):  # the search for stranded entries finds it
+                log.warning("a job could not be handed off", error=gate.message)
+            elif gate is not Gate.OK:
+                log.debug("a job was done by somebody else, or is not wanted", gate=gate)
+        self._outbox = []
+
+    def _hand_off(self, call: Call[Gate]) -> None:
+        if not self._outbox:
+            self._send_by = time.monotonic() + _TOGETHER_S
+        self._outbox.append(call)
+
     def _do(self, entry: Entry) -> None:
-        reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
+        if self._outbox and (entry.claimed or time.monotonic() >= self._send_by):
+            self._send()
+        reply = self._rows.pop(entry.uid, None)
+        if not isinstance(reply, list):
+            reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         if b"kind" not in fields or b"terminal" in fields:
             self._drop(entry)
@@ -145,26 +184,22 @@ class TokenizerWorker:
             log.exception("a job failed", uid=entry.uid)
             self._end(entry, request, MillstreamError("The request could not be tokenized."))
         else:
-            self._hand_off(entry, request, prompts, answer)
+            if answer:
+                self._answer(entry, request, OutEntry("", answer=answer, end="done"))
+            else:
+                self._hand_off(handoffs.tok_done(self._keys, request, entry.id, prompts, self._life_ms))
         self._done += 1
-
-    def _hand_off(
-        self, entry: Entry, request: Request, prompts: Sequence[Sequence[int]], answer: str
-    ) -> None:
-        if answer:
-            end = OutEntry("", answer=answer, end="done")
-            gate = self._bus.run(
-                handoffs.tok_end(self._keys, request, entry.id, end, ttl_ms=self._ttl_ms, worker=self._worker)
-            )
-        else:
-            gate = self._bus.run(handoffs.tok_done(self._keys, request, entry.id, prompts, self._life_ms))
-        if gate is not Gate.OK:
-            log.debug("a job was done by somebody else, or is not wanted", uid=entry.uid, gate=gate)
+        if entry.claimed:  # should the next one crash us as well, it takes with it nobody who has been tried
+            self._send()
 
     def _end(self, entry: Entry, request: Request, error: MillstreamError) -> None:
         kind = errors.kind_of(error)
         end = OutEntry("", end="error", error=kind, message=error.message, param=error.param or "")
-        self._bus.run(
+        self._answer(entry, request, end, dead_reason=error.message if kind == "crashed" else "")
+
+    def _answer(self, entry: Entry, request: Request, end: OutEntry, *, dead_reason: str = "") -> None:
+        """Ends a request here: nothing of it is for the engine."""
+        self._hand_off(
             handoffs.tok_end(
                 self._keys,
                 request,
@@ -172,7 +207,7 @@ class TokenizerWorker:
                 end,
                 ttl_ms=self._ttl_ms,
                 worker=self._worker,
-                dead_reason=error.message if kind == "crashed" else "",
+                dead_reason=dead_reason,
             )
         )
 
