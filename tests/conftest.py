@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from common.bus.embedded import EmbeddedRedis, free_port
 from tests.helpers.servers import binary_of
@@ -15,6 +16,28 @@ from tests.helpers.stack import Stack
 # Tests that compute share the machine with stacks that other tests left running. OpenMP looks once, when
 # torch is imported; the product's own way (`bound_spinning`) is left for the product to take.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+#: Files with tests on the stacks that all share, at the end of this file.
+ON_SHARED_STACKS = frozenset(
+    f"test_{name}.py"
+    for name in (
+        *("classes", "clients_gone", "concurrency", "context_length", "fixtures"),
+        *("killed_workers", "openai_client", "redis_cli", "serve"),
+    )
+)
+
+
+class Scheduling(LoadFileScheduling):
+    """Whole files go to a worker, and the files on shared stacks to the same one: each stack starts once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(super()._split_scope(nodeid))
+        return "shared stacks" if file.name in ON_SHARED_STACKS else str(file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    """Whole files stay the default of `make test`; other ways to distribute are xdist's own."""
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture
@@ -73,7 +96,7 @@ def null_stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def small_stack() -> Iterator[Stack]:
     """The bundled model in float32 with room for little: 512 tokens, two rows, slow prefill."""
-    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "16")
+    limits = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "32")
     told = {"OMP_DISPLAY_ENV": "TRUE"}
     with Stack("--dtype", "float32", *limits, "--queue-timeout", "300", env=told) as running:
         yield running

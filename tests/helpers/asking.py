@@ -125,9 +125,10 @@ def ask(port: int, body: Body) -> Reply:
 
 
 def both(port: int, body: Body) -> Reply:
-    """Asked in one piece and as a stream, which must come to the same."""
-    one, other = whole(port, body), stream(port, body)
-    assert one.said == other.said
+    """Asked in one piece and as a stream at the same time, which must come to the same."""
+    live = Live(port, body)
+    one = whole(port, body)
+    assert live.result().said == one.said
     return one
 
 

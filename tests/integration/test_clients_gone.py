@@ -16,7 +16,7 @@ from tests.helpers.inside import Inside
 from tests.helpers.stack import Stack, role_of
 from tests.helpers.waiting import until
 
-#: 500 tokens, so some thirty steps of prefill.
+#: 500 tokens, so some sixteen steps of prefill.
 LONG = "word " * 498
 ROUNDS, FLAT = 8, 1 << 20
 Record = Callable[[str, object], None]

@@ -19,8 +19,8 @@ from tests.helpers.returning import Event, Stream, text_of
 from tests.helpers.stack import Extra, Stack
 from tests.helpers.waiting import until
 
-#: A generation of this many tokens takes some four seconds.
-TOKENS = 400
+#: A generation of this many tokens takes two or three seconds.
+TOKENS = 250
 LONG = 3000
 
 
@@ -240,8 +240,8 @@ def test_nobody_comes_back(stack: Stack, inside: Inside) -> None:
 
 
 def test_a_reader_keeps_it_for_longer_than_it_may_be_left(stack: Stack, inside: Inside) -> None:
-    stream = Stream.ask(stack.port, body(37, 800), millstream_resume="1")
-    check(list(stream), body(37, 800))
+    stream = Stream.ask(stack.port, body(37, 500), millstream_resume="1")
+    check(list(stream), body(37, 500))
 
 
 def test_a_plain_request_of_a_dead_api(stack: Stack, inside: Inside, doomed: Extra) -> None:

