@@ -115,7 +115,7 @@ class Scenario:
 
 SCENARIOS = {
     "zombie": Scenario(zombie),
-    "emit replies lost": Scenario(nothing, [(Command.SCHEDULER, "emit:after:lose:10+")] * 2),
+    "emit replies lost": Scenario(nothing, [(Command.SCHEDULER, "emit:after:lose:3+")] * 2),
     "pub replies lost": Scenario(nothing, [(Command.DETOKENIZER, "pub:after:lose:10+")]),
     "read replies lost": Scenario(nothing, [(Command.SCHEDULER, "xreadgroup:after:lose:3+")] * 2),
     "lapses": Scenario(lapses),
@@ -150,8 +150,7 @@ def play(name: str, mutant: str = "") -> tuple[Report, str]:
         await scenario.breaks(scenes[0])
         return []
 
-    # A mutant that hangs needs no more patience than the product, whose machine may be a slow one.
-    report = run_scenario(shape, _plans(), faults, streams=12, bound_s=10.0 if mutant else 15.0)
+    report = run_scenario(shape, _plans(), faults, streams=12, bound_s=15.0)
     problems = report.problems()
     if scenario.breaks is lapses and report.fenced > scenes[0].overlong:
         problems += f"\n{report.fenced} live workers were taken for dead"

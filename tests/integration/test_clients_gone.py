@@ -118,7 +118,7 @@ def footprint(stack: Stack) -> Footprint:
 
 
 def open_and_close(port: int, number: int) -> None:
-    body = completion(f"request {number}", max_tokens=200, stream=number % 2 == 0, n=1 + number % 3)
+    body = completion(f"request {number}", max_tokens=100, stream=number % 2 == 0, n=1 + number % 3)
     connection = open_request(port, body)
     if number % 4 < 2:
         assert connection.recv(1 + number)

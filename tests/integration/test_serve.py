@@ -19,7 +19,6 @@ import pytest
 import redis
 
 from common.bus.embedded import EmbeddedRedis
-from tests.helpers.servers import BOTH
 from tests.helpers.stack import REDIS_URL, ROOT, Stack, clean_environment, millstream
 from tests.helpers.waiting import until
 
@@ -173,7 +172,6 @@ def test_data_survive_a_restart_of_everything(tmp_path: Path) -> None:
     assert found == [None, "yes"]
 
 
-@pytest.mark.parametrize("redis_binary", BOTH, indirect=True)
 def test_it_runs_on_a_redis_of_ones_own(redis_server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(redis_server.url) as client:
         client.config_set("requirepass", "secret")

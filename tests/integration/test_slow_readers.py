@@ -16,7 +16,7 @@ from tests.helpers.stack import Stack, role_of
 from tests.helpers.waiting import until
 
 #: At two milliseconds a token its events fill every buffer on the way within seconds.
-LONG = 7000
+LONG = 5000
 PATIENCE_S = 4.0
 
 

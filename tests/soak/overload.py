@@ -33,8 +33,8 @@ _REFUSED_S = 0.1
 def run(seconds: float, *, slack: float = 1.0) -> list[Row]:
     """``slack`` multiplies the bounds that are times."""
     with Stack(*_FLAGS) as stack:
-        calm = asyncio.run(_offer(stack.port, CAPACITY * _CALM, max(5.0, seconds / 4)))
-        warm_s = max(3.0, seconds / 6)
+        calm = asyncio.run(_offer(stack.port, CAPACITY * _CALM, max(3.0, seconds / 4)))
+        warm_s = max(2.0, seconds / 6)
         before, flood, after = asyncio.run(_flood(stack, warm_s, seconds))
     assert all(answer.status == 200 for answer in calm), "refused without need"
     served = [answer for answer in flood if answer.status == 200]

@@ -16,15 +16,15 @@ def _judge(name: str, rows: Sequence[Row]) -> None:
 
 
 def test_overload() -> None:
-    _judge("overload", overload.run(5, slack=SLACK))
+    _judge("overload", overload.run(4, slack=SLACK))
 
 
 def test_slow_readers() -> None:
-    _judge("slow readers", slow_readers.run(10, 60, slack=SLACK))
+    _judge("slow readers", slow_readers.run(6, 60, slack=SLACK))
 
 
 def test_short_requests() -> None:
-    _judge("short requests", short_requests.run(1000))
+    _judge("short requests", short_requests.run(600))
 
 
 def test_other_versions_side_by_side() -> None:
