@@ -83,7 +83,7 @@ class _Armed:
             due = self._hits % self._point.hit == 0 if self._point.every else self._hits == self._point.hit
             if due and self._point.action is Action.DOWN:
                 self._left = _ALL_TRIES - 1
-            self._unmarked = due
+            self._unmarked |= due  # not taken back by other calls that come before the deed is done
         return due
 
     def act(self, side: Side) -> None:
