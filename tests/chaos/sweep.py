@@ -40,7 +40,7 @@ CALLS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 #: Left to the whole sweep.
-_SELDOM = frozenset({"renew", "xreadgroup", "hmget", "attempt", "retire", "expire"})
+_SELDOM = frozenset({"renew", "xreadgroup", "hmget", "attempt", "retire", "expire", "claim_dead"})
 
 
 def all_points(role: str) -> list[Failpoint]:
@@ -51,7 +51,7 @@ def all_points(role: str) -> list[Failpoint]:
 
 
 def some_points(role: str) -> list[Failpoint]:
-    """Both sides of every hand-off, the ways to fail in turn."""
+    """Both sides of every hand-off that needs no other death first, the ways to fail in turn."""
     actions = itertools.cycle(Action)
     calls = [(call, hit) for call, hit in CALLS[role].items() if call not in _SELDOM]
     return [Failpoint(call, side, next(actions), hit) for (call, hit), side in itertools.product(calls, Side)]
