@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 serve: install
 	@exec $(BIN)/millstream serve $(ARGS)
 
-# Two workers, whatever the machine has: the times that tests promise are meant for that. Some minutes on a good
-# machine. One test, in this process and with its output: make test ARGS="-n 0 -s -k name"
+# Two workers, whatever the machine has: the times that tests promise are meant for that. Ten to fifteen minutes
+# on two slow cores. One test, in this process and with its output: make test ARGS="-n 0 -s -k name"
 # Hundreds of processes are started on the way, so what is compiled is kept, whatever the environment says.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install

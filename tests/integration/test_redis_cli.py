@@ -133,10 +133,13 @@ def test_everything_is_text_and_goes_away(stack: Stack, paced_stack: Stack) -> N
             for key in client.keys("*"):
                 name = key.decode("ascii")
                 assert name.isprintable()
+                left = client.pttl(key)
+                if left == -2 or 0 <= left < 1000:  # of an earlier test, and gone by now or soon
+                    continue
                 for value in texts(client, key):
                     value.decode("utf-8")
                 if name.split(":")[2:3] and name.split(":")[2] in {"req", "gen", "out", "idem"}:
-                    assert client.pttl(key) > 0, name
+                    assert left > 0, name
                     requests += 1
     assert requests >= 3 * 4
     running.result()
