@@ -73,6 +73,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             end = {"type": "http.response.body", "body": await self._follow(wire, pace)}
+            wire.flush()  # the end does not go through the outbox
             if not wire.full:
                 await send(end)  # which does not wait then
             else:

@@ -45,10 +45,11 @@ class Outbox:
         if loop is not self._loop:
             self._loop, self._pieces = loop, []
         if not self._pieces:
-            loop.call_soon(self._flush)
+            loop.call_soon(self.flush)
         self._pieces.append((wire, piece))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes what there is."""
         pieces, self._pieces = self._pieces, []
         for wire, piece in pieces:
             wire.write_now(piece)
@@ -99,6 +100,10 @@ class Wire:
     def write(self, piece: bytes) -> None:
         """Sends ``piece``, before anything that is done in a later turn of the event loop."""
         _OUTBOX.put(self._connection.loop, self, piece)
+
+    def flush(self) -> None:
+        """Has all that was written leave now."""
+        _OUTBOX.flush()
 
     def write_now(self, piece: bytes) -> None:
         """Sends ``piece``. Tells `on_full` when the client does not keep up: `on_drained` follows."""

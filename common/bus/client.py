@@ -133,7 +133,7 @@ class Bus:
 
         Raises `BusDownError` when the outcome of any is unknown.
         """
-        return self.outcomes(calls, self._exchange([_evalsha(call) for call in calls]))
+        return self.outcomes(calls, self._ask_many([_evalsha(call) for call in calls]))
 
     def outcomes(self, calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | MillstreamError]:
         """What the raw replies to ``calls`` say; a script that the server does not know yet is run again."""
@@ -154,7 +154,7 @@ class Bus:
         """Runs plain, idempotent commands in one exchange, as `run_many` does scripts."""
         return [
             _from_reply(reply) if isinstance(reply, redis.exceptions.ResponseError) else reply
-            for reply in self._exchange(commands)
+            for reply in self._ask_many(commands)
         ]
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Bus:
         """Sends a command until it is answered, at most 1 + retries times."""
         return self._until_answered(lambda: _ask(self._connection(), command))
 
-    def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """`_execute` for several; error replies are values here."""
         with mapped():
             return self._until_answered(lambda: _ask_many(self._connection(), commands))
@@ -271,9 +271,9 @@ class Exchange(Generic[T]):
     What has come back by the time it is asked for costs no waiting, and no other thread to wait for it.
     """
 
-    def __init__(self, bus: Bus, *, name: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> None:
+    def __init__(self, bus: Bus, *, name: str) -> None:
         self._bus = bus
-        self._connection = _factory(bus.url, name, timeout_s).make_connection()
+        self._connection = _factory(bus.url, name, _COMMAND_TIMEOUT_S).make_connection()
         self._calls: Sequence[Call[T]] = ()
 
     def send(self, calls: Sequence[Call[T]]) -> None:

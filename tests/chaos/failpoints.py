@@ -71,16 +71,19 @@ class _Armed:
         self._unmarked = False
         self._names: dict[str, str] = {}
 
-    def strikes(self, command: tuple[Any, ...]) -> bool:
-        """Whether it is this call's turn."""
-        if self._name(command) != self._point.call:
+    def strikes(self, *commands: tuple[Any, ...]) -> bool:
+        """Whether it is the turn of one of the calls in a message."""
+        calls = sum(self._name(command) == self._point.call for command in commands)
+        if not calls:
             return False
         with self._lock:
             if self._left:
                 self._left -= 1
                 return True
-            self._hits += 1
-            due = self._hits % self._point.hit == 0 if self._point.every else self._hits == self._point.hit
+            hits = range(self._hits + 1, self._hits + calls + 1)
+            self._hits += calls
+            hit, every = self._point.hit, self._point.every
+            due = any(number % hit == 0 if every else number == hit for number in hits)
             if due and self._point.action is Action.DOWN:
                 self._left = _ALL_TRIES - 1
             self._unmarked |= due  # not taken back by other calls that come before the deed is done
@@ -137,11 +140,12 @@ def _wrap_sync(armed: _Armed) -> None:
 
     def struck_send(connection: Any, commands: Sequence[tuple[Any, ...]]) -> None:
         """What travels together is lost together."""
-        hits = [armed.strikes(command) for command in commands]  # all of them, to count them
-        if any(hits):
+        hit = armed.strikes(*commands)
+        if hit:
             _act(connection, Side.BEFORE)
-            struck.add(connection)
         send(connection, commands)
+        if hit:
+            struck.add(connection)
 
     def struck_receive(connection: Any, count: int) -> Any:
         hit = connection in struck

@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -26,6 +27,8 @@ T = TypeVar("T")
 _NAME = "partitions"
 #: Longest wait for news, so that what failed is tried again soon, and the loop is seen to live.
 _WAIT_MS = 100
+#: What another partition has to commit waits no longer than this for one that takes long to decode.
+_TOGETHER_S = 0.05
 
 
 class Loop:
@@ -103,14 +106,27 @@ class Loop:
 
     def _pass(self, partitions: list[Partition]) -> None:
         for partition in partitions:
+            self._progress.beat(_NAME)  # each may have to wait for a Redis that hangs
             _guarded(partition, partition.ask)
+        ready = self._ready(partitions)
+        for partition in partitions:
+            if partition not in ready:
+                _guarded(partition, partition.check)
         commits: list[tuple[Partition, Call[Published]]] = []
-        for partition in self._ready(partitions):
+        begun = time.monotonic()
+        for partition in ready:
+            if commits and time.monotonic() - begun > _TOGETHER_S:
+                self._commit(commits)
+                commits = []
+            self._progress.beat(_NAME)
             call = _guarded(partition, partition.take)
             if call is not None:
                 commits.append((partition, call))
-        if not commits:
-            return
+        if commits:
+            self._commit(commits)
+
+    def _commit(self, commits: list[tuple[Partition, Call[Published]]]) -> None:
+        self._progress.beat(_NAME)
         try:
             outcomes = self._bus.run_many([call for _, call in commits])
         except MillstreamError as error:

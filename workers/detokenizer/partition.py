@@ -2,7 +2,7 @@
 
 The state at the first uncommitted record i of a choice is what the decoder makes of gen[0:i]; everything that
 would have released is already published (B6). So whoever owns the partition can rebuild it from Redis alone.
-Waits for nothing: `workers.detokenizer.loop` does, for all partitions of a worker together.
+It is `workers.detokenizer.loop` that waits for news, for all partitions of a worker together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _PRUNE_S = 30.0
 
 
 class Partition:
-    """A partition held under one epoch. For one thread; every method raises `MillstreamError`."""
+    """A partition held under one epoch. For one thread.
+
+    `ask`, `check`, `take` and `settle` raise `MillstreamError`, after which `recover` is to be called.
+    """
 
     def __init__(
         self, bus: Bus, keys: Keys, number: int, epoch: int, choices: Choices, *, name: str, ttl_ms: int
@@ -41,7 +44,9 @@ class Partition:
         self._epoch = epoch
         self._choices = choices
         self._ttl_ms = ttl_ms
+        #: The committed offset, as far as is known, and the one that the commit under way leads to.
         self._offset = ""
+        self._next = ""
         self._reader = BlockingBus(bus.url, name=f"{name}-tok-{number}")
         #: Since when a read has been waiting for news; None while there is none.
         self._asked_at: float | None = None
@@ -62,11 +67,7 @@ class Partition:
     def ask(self) -> None:
         """Sends a read for what follows the committed offset, unless one is on its way or it is too soon."""
         now = time.monotonic()
-        if self._asked_at is not None:
-            if now - self._asked_at > READ_TIMEOUT_S:
-                raise BusDownError("Redis did not answer a read.")
-            return
-        if now < self._again_at:
+        if self._asked_at is not None or now < self._again_at:
             return
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_S
@@ -76,6 +77,11 @@ class Partition:
         tok = self._keys.tok(self.number)
         self._reader.ask("XREAD", "COUNT", _COUNT, "BLOCK", BLOCK_MS // 2, "STREAMS", tok, self._offset)
         self._asked_at = now
+
+    def check(self) -> None:
+        """Whether a read that has not been answered yet is still waited for."""
+        if self._asked_at is not None and time.monotonic() - self._asked_at > READ_TIMEOUT_S:
+            raise BusDownError("Redis did not answer a read.")
 
     def take(self) -> Call[Published] | None:
         """The commit of what the read brought; None when that was nothing."""
@@ -96,14 +102,15 @@ class Partition:
                 texts.append(made)
             elif made is not None:
                 finished.append(made)
-        return self._commit(entries[-1][0].decode(), len(entries), texts, finished)
+        self._next = entries[-1][0].decode()
+        return self._commit(len(entries), texts, finished)
 
     def settle(self, outcome: Published | MillstreamError) -> None:
-        """Takes the answer to a commit."""
+        """Takes the answer to a commit; one that was repeated finds that it was made."""
         if isinstance(outcome, MillstreamError):
             raise outcome
-        if outcome.code == "OK":
-            self._offset = outcome.offset
+        if outcome.offset == self._next:
+            self._offset = self._next
             return
         log.warning("the offset moved under us", partition=self.number, stored=outcome.offset)
         self._forget()
@@ -150,15 +157,13 @@ class Partition:
         self.records += len(rows)
         return rows
 
-    def _commit(
-        self, offset: str, entries: int, texts: Sequence[Text], finished: Sequence[Finished]
-    ) -> Call[Published]:
+    def _commit(self, entries: int, texts: Sequence[Text], finished: Sequence[Finished]) -> Call[Published]:
         return handoffs.pub(
             self._keys,
             self.number,
             epoch=self._epoch,
             expected=self._offset,
-            offset=offset,
+            offset=self._next,
             entries=entries,
             ttl_ms=self._ttl_ms,
             texts=texts,

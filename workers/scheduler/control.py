@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from common.bus.handoffs import Emitted
@@ -17,16 +16,17 @@ class Control:
 
     def __init__(self) -> None:
         self._replies: dict[int, Emitted] = {}
-        self._refused: deque[str] = deque()
+        self._refused: list[str] = []
 
     def note(self, partition: int, reply: Emitted) -> None:
         """An EMIT, or a tick, was answered."""
         self._replies[partition] = reply
-        self._refused.extend(f"{uid}/{choice}" for uid, choice in reply.refused)
+        self._refused += [f"{uid}/{choice}" for uid, choice in reply.refused]
 
     def refused(self) -> list[str]:
         """Choices that are not this worker's any more, each said once."""
-        return [self._refused.popleft() for _ in range(len(self._refused))]
+        refused, self._refused = self._refused, []
+        return refused
 
     def cancelled(self, jobs: Mapping[str, Job]) -> list[str]:
         """Choices to cancel; the sets also name others' requests."""

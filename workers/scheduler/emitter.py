@@ -106,6 +106,7 @@ class Emitter:
         self._again_at = 0.0
         #: Answers in a row that are errors.
         self._refusals = 0
+        self._fenced = False
 
     @property
     def troubled(self) -> bool:
@@ -128,11 +129,9 @@ class Emitter:
     def pump(self) -> None:
         """Takes the answers to what is on its way, and sends what is due: waiting steps, or the tick.
 
-        Waits for Redis no longer than one command may take; `troubled` says that it was in vain. A fence is
-        raised: `FencedError`.
+        `troubled` says that it was in vain. Raises `FencedError`.
         """
-        if self._open:
-            self._settle()
+        self.settle()
         if self._open:
             return
         overdue = time.monotonic() - TICK_S
@@ -141,16 +140,11 @@ class Emitter:
             self._open = [(lane, *lane.begin()) for lane in due]
             self._send()
 
-    def settle(self) -> None:
-        """Takes the answers to what is on its way, and sends nothing new."""
-        if self._open:
-            self._settle()
-
     def stop(self, timeout_s: float) -> None:
-        """Sends what is queued; gives up after ``timeout_s``, or when it is fenced."""
+        """Sends what is queued; gives up after ``timeout_s`` and the command under way, or when fenced."""
         deadline = time.monotonic() + timeout_s
         try:
-            while not self.idle() and time.monotonic() < deadline:
+            while not self._fenced and not self.idle() and time.monotonic() < deadline:
                 self.pump()
                 if self.troubled:
                     time.sleep(_RETRY_S)
@@ -165,8 +159,11 @@ class Emitter:
         except UnavailableError as error:
             self._fail(error)
 
-    def _settle(self) -> None:
-        """Takes the answers to all that is open, if Redis gives them."""
+    def settle(self) -> None:
+        """Takes the answers to what is on its way, if Redis gives them, and sends nothing new.
+
+        Waits for Redis as long as one command may take; longer only when steps have to be replayed.
+        """
         while self._open:
             if not self._sent:
                 if time.monotonic() < self._again_at:
@@ -194,6 +191,7 @@ class Emitter:
                     raise reply
                 done = lane.caught_up(seq, reply)
             except FencedError:
+                self._fenced = True
                 raise
             except MillstreamError as error:
                 failure, done = error, False

@@ -147,8 +147,11 @@ class SchedulerWorker:
         self._steer(engine)
         self._flush_stash()
         if engine.has_work() and not self._stash and not emitter.full():
+            begun = time.monotonic()
             self._send(engine.step())
             emitter.pump()
+            if time.monotonic() - begun > TICK_S:  # whom to cancel is known before another long step
+                emitter.settle()
             if self._suspects.on_trial is None:
                 self._suspects.others_ran()
         else:
@@ -341,7 +344,7 @@ class SchedulerWorker:
             }
             self._proven = trial if trial in committed else self._proven
         if step.rows or reply.cancel or reply.pause or self._paused:
-            self.wake.set()  # there is room for the next step, or something to obey
+            self.wake.set()  # there may be something to compute, or to obey: no time to rest
 
     def _obey(self, engine: Engine) -> None:
         """Lets go of what is another worker's, and cancels what is flagged."""

@@ -21,7 +21,7 @@ from common.bus.registry import ModelInfo
 from common.bus.scripts import Call
 from common.bus.steadiness import Steadiness
 from common.bus.streams import Entry
-from common.errors import MillstreamError
+from common.errors import MillstreamError, UnavailableError
 from common.logging import Log
 from common.messages import OutEntry, Request
 
@@ -31,8 +31,10 @@ log = Log(__name__)
 MAX_ATTEMPTS = 3
 _READ_COUNT = 16
 _IDLE_S = 0.5
-#: How long a job that is done may wait for others to be handed off with.
+#: How long a job that is done may wait for others to be handed off with, and a payload in bytes that is sure
+#: to be done within that time; for a longer one nobody waits.
 _TOGETHER_S = 0.005
+_SHORT = 8192
 #: How old the model's limits may be.
 _LIMITS_S = 2.0
 
@@ -98,7 +100,7 @@ class TokenizerWorker:
         self._draining = True
 
     def busy(self) -> bool:
-        return False  # a pass finishes what it begins; what it could not begin is for a peer
+        return bool(self._outbox)  # what could not be begun is for a peer
 
     def shutdown(self) -> None:
         self._intake.stop()
@@ -139,15 +141,23 @@ class TokenizerWorker:
             self._rows = dict(zip([entry.uid for entry in entries], rows, strict=True))
 
     def _send(self) -> None:
-        """Sends the hand-offs of what is done. Without an answer they are sent again: none is made twice."""
+        """Sends the hand-offs of what is done; what Redis cannot take now stays, for the next time.
+
+        Raises `UnavailableError` then. None is made twice, however often it is sent.
+        """
         if not self._outbox:
             return
-        for gate in self._bus.run_many(self._outbox):
-            if isinstance(gate, MillstreamError):  # the search for stranded entries finds it
+        gates = self._bus.run_many(self._outbox)
+        calls, self._outbox = self._outbox, []
+        away: UnavailableError | None = None
+        for call, gate in zip(calls, gates, strict=True):
+            if isinstance(gate, UnavailableError):
+                self._outbox.append(call)
+                away = gate
+            elif isinstance(gate, MillstreamError):  # the search for stranded entries finds it
                 log.warning("a job could not be handed off", error=gate.message)
-            elif gate is not Gate.OK:
-                log.debug("a job was done by somebody else, or is not wanted", gate=gate)
-        self._outbox = []
+        if away is not None:
+            raise away
 
     def _hand_off(self, call: Call[Gate]) -> None:
         if not self._outbox:
@@ -155,12 +165,13 @@ class TokenizerWorker:
         self._outbox.append(call)
 
     def _do(self, entry: Entry) -> None:
-        if self._outbox and (entry.claimed or time.monotonic() >= self._send_by):
-            self._send()
         reply = self._rows.pop(entry.uid, None)
         if not isinstance(reply, list):
             reply = self._bus.do("HGETALL", self._keys.req(entry.uid))
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        is_long = entry.claimed or len(fields.get(b"payload", b"")) > _SHORT
+        if self._outbox and (is_long or time.monotonic() >= self._send_by):
+            self._send()
         if b"kind" not in fields or b"terminal" in fields:
             self._drop(entry)
             return
