@@ -29,6 +29,8 @@ _MOST_S = 5.0
 _MOST_GAP_S = 1.0
 _STREAMS, _TOKENS, _STEP_MS = 12, 600, 10.0
 _WHOLE_S, _POLL_S, _SETTLE_S = 60.0, 0.05, 1.5
+#: From one kill to the next at least: what stood still is to have gone on by then, or it would wait for two.
+_APART_S = _MOST_S + 1.0
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class _Kills:
             for number, role in itertools.product(range(self.count), ROLES):
                 pids = await _whole(fleet, role)
                 await asyncio.sleep(_SETTLE_S + rng.random())
+                if faults:
+                    await asyncio.sleep(faults[-1].at + _APART_S - time.monotonic())
                 faults.append(await self._kill(fleet, state, role, rng.choice(sorted(pids)), number % 2 == 1))
             await _whole(fleet, ROLES[-1])
         finally:
