@@ -1,7 +1,7 @@
-"""From the engine to the client: milliseconds from a token's making to its bytes at the client's socket.
+"""From the engine to the client: milliseconds from a token's making to its bytes on the socket, and there.
 
-The null engine, all roles, one process each, every stream read by one client on the same machine; so the time
-holds the client's own turn as well. Percentiles over all tokens.
+The null engine, all roles, one process each, every stream read by one client on the same machine: the second
+time holds the client's own turn as well, and both the turns it takes from the server. Percentiles over tokens.
     python -m benchmarks latency
 """
 
@@ -14,7 +14,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,14 @@ _STOP_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
-def roles(redis_url: str, port: int, stamps: Path, step_ms: float) -> Iterator[None]:
-    """One process of each role while the block runs; the scheduler writes ``stamps``."""
+def roles(redis_url: str, port: int, made: Path, written: Path, step_ms: float) -> Iterator[None]:
+    """One process of each role while the block runs; scheduler and API note what they do when."""
     shared = ["--redis-url", redis_url, "--engine", "null", "--log-level", "warning"]
     commands = [
         ["-m", "cli", "tokenizer", *shared],
         ["-m", "cli", "detokenizer", *shared],
-        ["-m", "cli", "api", "--port", str(port), *shared],
-        ["-m", "benchmarks.stamped", str(stamps), "--", *shared, "--null-step-ms", str(step_ms)],
+        ["-m", "benchmarks.stamped", "api", str(written), "--", "--port", str(port), *shared],
+        ["-m", "benchmarks.stamped", "scheduler", str(made), "--", *shared, "--null-step-ms", str(step_ms)],
     ]
     with contextlib.ExitStack() as stack:
         for command in commands:
@@ -46,20 +47,34 @@ def roles(redis_url: str, port: int, stamps: Path, step_ms: float) -> Iterator[N
         yield
 
 
-def delays(load: Load, stamps: Path) -> np.ndarray:
-    """Milliseconds from making to arrival, of every token that came in an event of its own."""
-    made: dict[str, dict[int, int]] = {}
+def read(stamps: Path) -> Iterator[tuple[str, int, int]]:
+    """What a role noted: a request, a number, nanoseconds."""
     for line in stamps.read_text().splitlines():
-        key, index, moment = line.split()
-        made.setdefault(key.partition("/")[0], {})[int(index)] = int(moment)
-    return np.array(
-        [
-            1000 * (stream.started + event) - made[stream.uid][index] / 1e6
-            for stream in load.streams
-            if len(stream.events) == stream.completion_tokens
-            for index, event in enumerate(stream.events)
-        ]
-    )
+        uid, number, moment = line.split()
+        yield uid, int(number), int(moment)
+
+
+def to_client(load: Load, made: Mapping[tuple[str, int], int]) -> Iterator[float]:
+    """Milliseconds from making to arrival, of every token that came in an event of its own."""
+    for stream in load.streams:
+        if len(stream.events) == stream.completion_tokens:
+            for index, event in enumerate(stream.events):
+                yield 1000 * (stream.started + event) - made[stream.uid, index] / 1e6
+
+
+def to_socket(written: Path, made: Mapping[tuple[str, int], int]) -> Iterator[float]:
+    """Milliseconds from making to the end of the write, of every token but the last of its stream."""
+    passed: Counter[str] = Counter()
+    for uid, events, moment in read(written):
+        for index in range(passed[uid], passed[uid] + events):
+            yield (moment - made[uid, index]) / 1e6
+        passed[uid] += events
+
+
+def cuts(delays: Iterable[float]) -> dict[str, float]:
+    """Percentiles."""
+    found = np.percentile(np.fromiter(delays, float), (50, 90, 99)).round(2)
+    return dict(zip(("p50", "p90", "p99"), found.tolist(), strict=True))
 
 
 def main() -> None:
@@ -72,16 +87,16 @@ def main() -> None:
     args = parser.parse_args()
     for streams in args.streams:
         with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as server:
-            port, stamps = free_port(), Path(folder) / "stamps"
+            port, made, written = free_port(), Path(folder) / "made", Path(folder) / "written"
             bodies: list[dict[str, object]] = [
                 {"model": MODEL, "prompt": "benchmark", "max_tokens": args.tokens, "seed": i}
                 for i in range(streams * args.rounds)
             ]
-            with roles(server.socket_url, port, stamps, args.step_ms):
+            with roles(server.socket_url, port, made, written, args.step_ms):
                 load = asyncio.run(run_load(port, "/v1/completions", bodies, streams))
-            found = delays(load, stamps)
-            cuts = dict(zip(("p50", "p90", "p99"), np.percentile(found, (50, 90, 99)).round(2), strict=True))
-            print(json.dumps({"streams": streams, "tokens": len(found), "ms": cuts}), flush=True)
+            moments = {(uid, index): moment for uid, index, moment in read(made)}
+            found = {"socket": cuts(to_socket(written, moments)), "client": cuts(to_client(load, moments))}
+            print(json.dumps({"streams": streams, "tokens": load.tokens, "ms": found}), flush=True)
 
 
 if __name__ == "__main__":
