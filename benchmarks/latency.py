@@ -1,7 +1,7 @@
 """From the engine to the client: milliseconds from a token's making to its bytes on the socket, and there.
 
 The null engine, all roles, one process each, every stream read by one client on the same machine: the second
-time holds the client's own turn as well, and both the turns it takes from the server. Percentiles over tokens.
+time holds the client's own turn as well, and both the turns it takes from the server. Percentiles of tokens.
     python -m benchmarks latency
 """
 

@@ -1,8 +1,8 @@
 """A role that notes moments: `python -m benchmarks.stamped ROLE FILE -- FLAGS`.
 
 Of a scheduler, when its null engine made each token: lines ``uid index nanoseconds``. Of an API process, when
-it had written events to their socket: lines ``uid events nanoseconds``, all but a stream's last write. Both on
-the clock that all processes of a machine share.
+it had written events to their socket: lines ``uid events nanoseconds``, all but a stream's last write. Both
+on the clock that all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ _AFTERWARDS_S = 1.0
 #: Promised is about a second; asserted is five times that, since the machine may be a slow one.
 _MOST_REFUSAL_S = 5.0
 _LOST = "The request was lost together with the data of Redis."
+#: What a client hears that comes back for a request of which no trace is left.
+_UNKNOWN = "There is no such request, or it has expired."
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Played:
         """An end in an error that this fault may bring, with the right beginning before it."""
         return verdict.lost == verdict.doubled == verdict.reordered == 0 and (
             (self.fault.loses_writes and self._says(verdict, _LOST))
+            or (self.fault.loses_writes and verdict.outcome.cut and self._says(verdict, _UNKNOWN))
             or (self.fault.overdue and (verdict.outcome.error or {}).get("code") == "timeout")
         )
 
