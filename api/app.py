@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from api import errors, openapi
+from api import errors
 from api.client import ClientGoneError
 from api.middleware import Envelope
+from api.openapi import Described
 from api.routes import chat, completions, health, models, requests, streams, tokenize
 from api.routes.direct import Direct
 from api.service import Service
@@ -24,8 +25,7 @@ _ROUTERS = (
 
 def create_app(service: Service) -> ASGIApp:
     """The application on ``service``."""
-    app = FastAPI(title="Millstream", redoc_url=None, redirect_slashes=False)
-    openapi.publish(app)
+    app = Described(title="Millstream", redoc_url=None, redirect_slashes=False)
     for router in _ROUTERS:
         # Not `include_router`, which puts a layer of its own before every route.
         app.router.routes += router(service).routes

@@ -131,9 +131,10 @@ class Bus:
     def run_many(self, calls: Sequence[Call[T]]) -> list[T | MillstreamError]:
         """Runs scripts in one exchange, in order; a refused one's error stands in its place.
 
-        Raises `BusDownError` when the outcome of any is unknown.
+        Raises `BusDownError` when the exchange has no answer. So may a script have that had to be run again
+        alone; its error then stands in its place.
         """
-        return self.outcomes(calls, self._ask_many([_evalsha(call) for call in calls]))
+        return self.outcomes(calls, self._exchange([_evalsha(call) for call in calls]))
 
     def outcomes(self, calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | MillstreamError]:
         """What the raw replies to ``calls`` say; a script that the server does not know yet is run again."""
@@ -154,7 +155,7 @@ class Bus:
         """Runs plain, idempotent commands in one exchange, as `run_many` does scripts."""
         return [
             _from_reply(reply) if isinstance(reply, redis.exceptions.ResponseError) else reply
-            for reply in self._ask_many(commands)
+            for reply in self._exchange(commands)
         ]
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class Bus:
         """Sends a command until it is answered, at most 1 + retries times."""
         return self._until_answered(lambda: _ask(self._connection(), command))
 
-    def _ask_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """`_execute` for several; error replies are values here."""
         with mapped():
             return self._until_answered(lambda: _ask_many(self._connection(), commands))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import pytest
 
 from common.bus import leases
-from common.bus.client import BusFullError
+from common.bus.client import Bus, BusFullError
 from common.bus.leases import Progress
 from common.errors import UnavailableError
 from common.messages import Request
@@ -73,7 +74,7 @@ def test_a_redis_that_hangs_is_no_lack_of_progress(desk: Desk) -> None:
     progress = Progress(hang_s=0.5)
     loop = Loop(desk.bus, progress=progress, on_fenced=lambda _: None)
     for number in range(10):
-        loop.add(Slow(number))  # type: ignore[arg-type]
+        loop.add(cast("Partition", Slow(number)))
     loop.start()
     wedged = []
     deadline = time.monotonic() + 2
@@ -89,14 +90,14 @@ class Quick(Slow):
 
     waiting = True
 
-    def __init__(self, number: int, file: Any, seconds: float) -> None:
+    def __init__(self, number: int, file: socket.socket, seconds: float) -> None:
         super().__init__(number)
         self._file = file
         self._seconds = seconds
         self.settled = 0.0
 
     def fileno(self) -> int:
-        return int(self._file.fileno())
+        return self._file.fileno()
 
     def ask(self) -> None: ...
 
@@ -108,7 +109,7 @@ class Quick(Slow):
         self.settled = self.settled or time.monotonic()
 
 
-class Deaf:
+class Obliging:
     """A bus on which every exchange succeeds."""
 
     def run_many(self, calls: Sequence[object]) -> list[object]:
@@ -117,14 +118,19 @@ class Deaf:
 
 def test_nobody_waits_for_a_partition_that_takes_long(desk: Desk) -> None:
     """It was taken over in the middle of many choices, say: others commit before it has been read."""
-    loop = Loop(Deaf(), progress=Progress(), on_fenced=lambda _: None)  # type: ignore[arg-type]
-    with open("/dev/null") as one, open("/dev/null") as two, open("/dev/null") as three:  # noqa: PTH123
-        parts = [Quick(0, one, 0.1), Quick(1, two, 1.0), Quick(2, three, 0.0)]
+    loop = Loop(cast("Bus", Obliging()), progress=Progress(), on_fenced=lambda _: None)
+    readable, other = socket.socketpair()
+    with readable, other:
+        other.send(b"news")
+        copies = [readable.dup() for _ in range(2)]
+        parts = [Quick(0, copies[0], 0.1), Quick(1, copies[1], 1.0)]
         for part in parts:
-            loop.add(part)  # type: ignore[arg-type]
+            loop.add(cast("Partition", part))
         loop.start()
-        until(lambda: parts[1].settled, "all have committed", every=0.01)
+        until(lambda: parts[1].settled, "both have committed", every=0.01)
         loop.stop(5)
+        for copy in copies:
+            copy.close()
     assert parts[0].settled < parts[1].settled - 0.9
 
 

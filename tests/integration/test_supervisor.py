@@ -48,8 +48,13 @@ class Running:
         """The process id of a role's process once it runs its own program and not its tether."""
         self.tick_until(lambda: self.supervisor.pids(role))
         pid = self.supervisor.pids(role)[0]
-        self.tick_until(lambda: "tether" not in " ".join(psutil.Process(pid).cmdline()))
+        self.tick_until(lambda: self._runs_its_own(pid))
         return pid
+
+    @staticmethod
+    def _runs_its_own(pid: int) -> bool:
+        line = psutil.Process(pid).cmdline()  # empty while one program gives way to the next
+        return bool(line) and "tether" not in " ".join(line)
 
 
 @pytest.fixture
