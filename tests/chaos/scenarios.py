@@ -83,7 +83,7 @@ async def lapses(scene: Scene) -> None:
         worker = scene.fleet.worker_of(pid)
         scene.fleet.send(pid, signal.SIGSTOP)
         try:
-            await scene.until(lambda w=worker: scene.state.expired_s(w) > _LAPSE_S)
+            await scene.until(lambda w=worker: scene.state.lapse(w)[0] > _LAPSE_S)
         finally:
             scene.fleet.send(pid, signal.SIGCONT)
         await scene.until(lambda w=worker: _noted(scene, w))
@@ -91,12 +91,15 @@ async def lapses(scene: Scene) -> None:
 
 
 def _noted(scene: Scene, worker: str) -> bool:
-    """Whether the worker has renewed its lease, or is dead; keeps the longest lapse in mind."""
-    lapse = scene.state.expired_s(worker)
-    if lapse > _LAPSE_LIMIT_S and lapse != float("inf"):
+    """Whether the worker has renewed its lease, or is dead; counts lapses that lasted too long for either.
+
+    A dead lease keeps its last expiry, so a machine that slept through the lapse shows itself afterwards too.
+    """
+    lapse_s, dead = scene.state.lapse(worker)
+    if lapse_s > _LAPSE_LIMIT_S:
         scene.overlong += 1
         return True
-    return lapse <= 0 or lapse == float("inf")
+    return lapse_s <= 0 or dead
 
 
 async def nothing(scene: Scene) -> None:

@@ -48,16 +48,15 @@ class State:
         down = {partition for partition, owner in owners.items() if owner not in workers}
         return {uid for uid in self.inside.in_flight() if int(uid.partition("-")[0]) in down}
 
-    def expired_s(self, worker: str) -> float:
-        """How long ago the worker's first lease to expire did, on the server's clock; inf when it is dead."""
-        worst = float("-inf")
+    def lapse(self, worker: str) -> tuple[float, bool]:
+        """Seconds since the first of the worker's leases expired, on the server's clock; if it is dead."""
+        worst, fenced = float("-inf"), False
         for partition in self.partitions:
             dead, expiry = self.redis.hmget(self.keys.lease(partition, worker), "dead", "expiry")
-            if dead or expiry is None:
-                return float("inf")
             seconds, micros = self.redis.time()
-            worst = max(worst, seconds + micros / 1e6 - int(expiry) / 1000)
-        return worst
+            worst = max(worst, seconds + micros / 1e6 - int(expiry or 0) / 1000)
+            fenced |= dead == "1"
+        return worst, fenced
 
     def _queues(self, make: Make) -> Iterator[str]:
         for partition, cls in itertools.product(self.partitions, CLASSES):
