@@ -139,6 +139,12 @@ class TokRecord:
 
     ``token`` is None (written ``-``) for an end without one. ``end`` is stop, length, or error; an error
     carries its kind and message (`common.errors`), percent-encoded: ``error:cancelled:The%20request...``.
+
+    ``logprobs`` (written ``lp=``) is the token's own logprob and the likeliest ids with theirs, best first:
+    ``-0.2612,9342:-0.2612,260:-2.7451``; natural logarithms, and -9999 for what JSON cannot hold.
+    ``prompt`` (written ``plp=``) says the same of a stretch of the prompt's tokens: the position of the
+    first, then one such value for each: ``1;-11.5503,28:-1.2,...;-0.34,...``. A record may be there for it
+    alone: no token, no end. After a crash stretches may come again, cut otherwise.
     """
 
     uid: str
@@ -148,17 +154,23 @@ class TokRecord:
     end: str = ""
     error: str = ""
     message: str = ""
+    logprobs: str = ""
+    prompt: str = ""
 
 
 def format_record(record: TokRecord) -> str:
     """The text of one record."""
     token = "-" if record.token is None else record.token
     text = f"{record.uid} {record.choice} {record.index} {token}"
-    if not record.end:
-        return text
-    if record.error:
-        return f"{text} {record.end}:{record.error}:{quote(record.message, safe='')}"
-    return f"{text} {record.end}"
+    if record.end:
+        text += f" {record.end}"
+        if record.error:
+            text += f":{record.error}:{quote(record.message, safe='')}"
+    if record.logprobs:
+        text += f" lp={record.logprobs}"
+    if record.prompt:
+        text += f" plp={record.prompt}"
+    return text
 
 
 def parse_records(text: str) -> list[TokRecord]:
@@ -166,14 +178,18 @@ def parse_records(text: str) -> list[TokRecord]:
     records = []
     for row in text.split("|"):
         uid, choice, index, word, *parts = row.split(" ")
-        number = None if word == "-" else int(word)
-        if not parts:
-            records.append(TokRecord(uid, int(choice), int(index), number))
-        else:
-            word = next((part for part in parts if "=" not in part), "")
-            end, _, rest = word.partition(":")
-            kind, _, message = rest.partition(":")
-            records.append(TokRecord(uid, int(choice), int(index), number, end, kind, unquote(message)))
+        record = TokRecord(uid, int(choice), int(index), None if word == "-" else int(word))
+        for part in parts:
+            name, equals, value = part.partition("=")
+            if not equals:
+                record.end, _, rest = part.partition(":")
+                record.error, _, message = rest.partition(":")
+                record.message = unquote(message)
+            elif name == "lp":
+                record.logprobs = value
+            elif name == "plp":
+                record.prompt = value
+        records.append(record)
     return records
 
 

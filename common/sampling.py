@@ -48,6 +48,11 @@ class SamplingParams:
     #: Go on past the model's own end ids; stop strings and stop token ids still stop.
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    #: How many of the likeliest tokens to report beside each one generated; 0 reports that one alone, None
+    #: nothing. Of the raw distribution: before biases, penalties and temperature.
+    logprobs: int | None = None
+    #: The same for the tokens of the prompt, the first of which has none.
+    prompt_logprobs: int | None = None
 
     def choice_seed(self, sample: int) -> int:
         """Seed of the ``sample``-th sample (0 to n-1) of one prompt, as a signed 64-bit number."""
