@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
 import uvloop
@@ -25,7 +26,7 @@ from common.bus.client import AsyncBus
 from common.bus.keys import Keys
 from common.bus.registry import Registry
 from common.bus.replies import Replies
-from common.bus.server import UnfitServerError, check_server
+from common.bus.server import UnfitServerError, check_server, wait_for_server
 from common.errors import MillstreamError, UnavailableError
 from common.exitcodes import ExitCode
 from common.logging import Log
@@ -43,20 +44,36 @@ _LINGER_S = 0.5
 #: Time for the last words of the streams that are cut off at the end of the grace.
 _LAST_WORDS_S = 1.0
 _TICK_S = 0.05
+_REDIS_WAIT_S = 30.0
 
 
 def run(settings: Settings) -> int:
     """The whole life of an API process; returns its exit code."""
     try:
-        check_server(settings.redis_url, Keys(settings.key_prefix), settings.partitions)
+        settings = replace(settings, partitions=_partitions(settings))
     except UnfitServerError as error:
         log.error("cannot run with this Redis", reason=error.message)
         return ExitCode.USAGE
     except MillstreamError as error:
-        log.warning("starting without Redis, which may come later", reason=error.message)
+        log.error("cannot run without Redis unless --partitions is given", reason=error.message)
+        return ExitCode.FAILED
     listener = _listen(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener))
+
+
+def _partitions(settings: Settings) -> int:
+    """How many there are. Whoever was told need not wait for a Redis that is not there yet."""
+    keys = Keys(settings.key_prefix)
+    if not settings.partitions:
+        return wait_for_server(settings.redis_url, keys, 0, timeout_s=_REDIS_WAIT_S)
+    try:
+        return check_server(settings.redis_url, keys, settings.partitions)
+    except UnfitServerError:
+        raise
+    except MillstreamError as error:
+        log.warning("starting without Redis, which may come later", reason=error.message)
+        return settings.partitions
 
 
 def _listen(settings: Settings) -> socket.socket:

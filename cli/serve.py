@@ -25,7 +25,7 @@ from common.bus.client import Bus
 from common.bus.embedded import EmbeddedRedis, EmbeddedRedisError
 from common.bus.keys import Keys
 from common.bus.leases import mark_dead
-from common.bus.server import UnfitServerError, check_server
+from common.bus.server import PARTITIONS, UnfitServerError, check_server
 from common.children import Program
 from common.errors import MillstreamError
 from common.exitcodes import ExitCode
@@ -48,8 +48,11 @@ def run(settings: Settings) -> int:
         embedded = None if settings.redis_url else _start_redis(settings)
         try:
             redis_url = embedded.socket_url if embedded else settings.redis_url
-            _check_redis(redis_url, settings)
-            children = replace(settings, redis_url=redis_url, listen_fd=listener.fileno())
+            # The embedded server has one detokenizer: a second partition would only double its messages.
+            partitions = _check_redis(redis_url, settings, new=1 if embedded else PARTITIONS)
+            children = replace(
+                settings, redis_url=redis_url, listen_fd=listener.fileno(), partitions=partitions
+            )
             with closing(_Obituaries(children)) as obituaries:
                 supervisor = Supervisor(_specs(children), on_death=obituaries.publish)
                 stop.wakes(supervisor)
@@ -182,14 +185,18 @@ def _start_redis(settings: Settings) -> EmbeddedRedis:
     return embedded
 
 
-def _check_redis(redis_url: str, settings: Settings) -> None:
-    """Refuse a Redis that no role could work with: said once here, not once by each of them."""
+def _check_redis(redis_url: str, settings: Settings, *, new: int) -> int:
+    """How many partitions it has; ``new``: as many as a new one gets.
+
+    Refuses a Redis that no role could work with: said once here, not once by each of them.
+    """
     try:
-        check_server(redis_url, Keys(settings.key_prefix), settings.partitions)
+        return check_server(redis_url, Keys(settings.key_prefix), settings.partitions, new=new)
     except UnfitServerError as error:
         raise SettingsError(error.message) from None
     except MillstreamError as error:
         _log.warning("Redis could not be checked, the roles wait for it", reason=error.message)
+        return settings.partitions or new
 
 
 def _specs(settings: Settings) -> list[Spec]:

@@ -125,7 +125,13 @@ class Settings:
         default_text=f"`serve`: embedded; else `{DEFAULT_REDIS_URL}`",
         secret=True,
     )
-    partitions: int = _setting(2, count(1, 256), _ALL, "Partitions of the bus; the same in all processes.")
+    partitions: int = _setting(
+        0,
+        count(0, 256),
+        _ALL,
+        "Partitions of the bus, for all processes; 0 takes what the Redis was set up with.",
+        default_text="`0`; a new Redis gets 2, the embedded one 1",
+    )
     key_prefix: str = _setting("ms", text(r"[A-Za-z0-9_.-]+"), _ALL, "First part of every key in Redis.")
     redis_maxmemory: int = _setting(
         1 << 30, byte_size(16 << 20), _SERVE, "Memory limit of the embedded Valkey."

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -16,6 +17,10 @@ from tests.helpers.stack import Stack
 # Tests that compute share the machine with stacks that other tests left running. OpenMP looks once, when
 # torch is imported; the product's own way (`bound_spinning`) is left for the product to take.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+# How long an example takes says nothing here: the processes of other tests have the cores half of the time.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 #: Files with tests on the stacks that all share, at the end of this file.
 ON_SHARED_STACKS = frozenset(
@@ -89,7 +94,7 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def null_stack() -> Iterator[Stack]:
     """The null engine without pauses, shared by all tests: leave it as you found it."""
-    with Stack("--engine", "null", "--null-step-ms", "0") as running:
+    with Stack("--engine", "null", "--null-step-ms", "0", "--partitions", "2") as running:
         yield running
 
 

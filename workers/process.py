@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from common import logging
@@ -86,8 +87,8 @@ def main(settings: Settings, role: str, start: Callable[[Process], int]) -> int:
     exit_with_any_thread()
     try:
         keys = Keys(settings.key_prefix)
-        wait_for_server(settings.redis_url, keys, settings.partitions, timeout_s=_REDIS_WAIT_S)
-        return start(Process(settings, role))
+        agreed = wait_for_server(settings.redis_url, keys, settings.partitions, timeout_s=_REDIS_WAIT_S)
+        return start(Process(replace(settings, partitions=agreed), role))
     except (CheckpointError, UnfitServerError) as error:
         # Trying again cannot help: a supervisor ends with this line instead of starting us for ever.
         log.error("cannot run with these settings", reason=error.message)

@@ -18,12 +18,14 @@ FREE_S = 5.0
 
 
 class Inside:
-    """Reads a stack's Redis. ``client`` gives text."""
+    """Reads a stack's Redis. ``client`` gives text; how many ``partitions`` there are it says itself."""
 
-    def __init__(self, client: redis.Redis, *, keys: Keys | None = None, partitions: int = 2) -> None:
+    def __init__(
+        self, client: redis.Redis, *, keys: Keys | None = None, partitions: int | None = None
+    ) -> None:
         self.redis = client
         self.keys = keys or Keys()
-        self.partitions = range(partitions)
+        self.partitions = range(partitions or int(client.hget(self.keys.meta(), "partitions")))
 
     def _queues(self, make: Any) -> list[str]:
         return [make(p, BUNDLED, cls) for p in self.partitions for cls in CLASSES]

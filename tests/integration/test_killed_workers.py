@@ -35,7 +35,7 @@ Check = Callable[[], float]
 @pytest.fixture(scope="module", params=BOTH)
 def slow_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """The null engine at a pace that leaves time to kill; 300 tokens take some 3 s."""
-    flags = ["--engine", "null", "--null-step-ms", "10"]
+    flags = ["--engine", "null", "--null-step-ms", "10", "--partitions", "2"]
     with ExitStack() as stack:
         if request.param != "valkey":
             server = stack.enter_context(EmbeddedRedis(binary=binary_of(request.param)))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import redis
 
-from common.bus.embedded import EmbeddedRedis
+from api import server
+from common.bus.embedded import EmbeddedRedis, free_port
 from common.bus.keys import Keys
+from common.bus.server import UnfitServerError, check_server, wait_for_server
+from common.exitcodes import ExitCode
+from common.settings import Settings
 from tests.helpers.stack import ROOT, clean_environment, millstream
 
 
@@ -36,7 +41,7 @@ def test_it_is_said_once_and_clearly(
     for role in ("serve", "api", "tokenizer", "scheduler", "detokenizer"):
         port = ("--port", "0") if role in {"serve", "api"} else ()
         done = subprocess.run(
-            millstream(role, "--redis-url", redis_server.url, "--engine", "null", *port),
+            millstream(role, "--redis-url", redis_server.url, "--engine", "null", "--partitions", "2", *port),
             cwd=ROOT,
             env=clean_environment(),
             capture_output=True,
@@ -48,3 +53,19 @@ def test_it_is_said_once_and_clearly(
         lines = (done.stdout + done.stderr).strip().splitlines()
         assert len(lines) == 1, lines
         assert advice in lines[0]
+
+
+def test_whoever_was_not_told_takes_what_the_server_has(redis_server: EmbeddedRedis) -> None:
+    keys = Keys()
+    assert check_server(redis_server.url, keys, 0, new=3) == 3
+    assert check_server(redis_server.url, keys, 0) == 3
+    assert wait_for_server(redis_server.url, keys, 3, timeout_s=1.0) == 3
+    with pytest.raises(UnfitServerError, match="set up with 3 partitions"):
+        check_server(redis_server.url, keys, 2)
+
+
+def test_an_api_process_that_was_not_told_does_not_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = Settings(redis_url=f"redis://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(server, "_REDIS_WAIT_S", 0.2)
+    assert server.run(nobody) == ExitCode.FAILED
+    assert server._partitions(replace(nobody, partitions=4)) == 4

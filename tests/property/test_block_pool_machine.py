@@ -72,5 +72,5 @@ class PoolMachine(RuleBasedStateMachine):
         )
 
 
-PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestPoolMachine = PoolMachine.TestCase

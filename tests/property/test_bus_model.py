@@ -78,7 +78,6 @@ class FragileBusMachine(BusMachine):
 SETTINGS = settings(
     max_examples=25,
     stateful_step_count=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
