@@ -33,7 +33,7 @@ ROWS = 4
 @pytest.fixture(scope="module")
 def paced_stack() -> Iterator[Stack]:
     """The null engine with few rows and 20 tokens a second: easy to fill, slow to finish."""
-    flags = ("--engine", "null", "--null-step-ms", "50", "--max-num-seqs", str(ROWS))
+    flags = ("--engine", "null", "--null-step-ms", "50", "--max-num-seqs", str(ROWS), "--partitions", "2")
     with Stack(*flags) as running:
         yield running
 
