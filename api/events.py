@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from api.errors import error_object
+from api.reasoning import Thoughts
 from api.sse import DONE, event
 from common import errors
 from common.errors import MillstreamError
@@ -69,16 +70,19 @@ class Cursor:
 
 def envelope(request: Request, kind: str) -> dict[str, Any]:
     """The members that every object of one answer shares."""
-    return {
+    shared = {
         "id": _ID_PREFIX[request.kind] + request.uid,
         "object": kind,
         "created": request.reply["created"],
         "model": request.reply["model"],
         "system_fingerprint": request.reply["fingerprint"],
     }
+    if "tier" in request.reply:
+        shared["service_tier"] = request.reply["tier"]
+    return shared
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Token counts as OpenAI writes them."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -86,7 +90,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         # Every choice finds the prompt in the cache anew, but the prompt counts once.
         "prompt_tokens_details": {"cached_tokens": min(usage.cached_tokens, usage.prompt_tokens)},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
@@ -122,6 +126,11 @@ class _Stream(ABC):
         self._tokens: dict[int, int] = {}
         self.done = False
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
+        return 0
+
     def push(self, entry: OutEntry) -> bytes:
         """The events of one entry, framed."""
         if not (entry.finish or entry.end or self._running_usage) and self._cursor.follows(entry):
@@ -132,7 +141,8 @@ class _Stream(ABC):
             if entry.end == "error":
                 return events + self.failure(error_of(entry))
             if self._with_usage and entry.usage is not None:
-                events += event(self._shared | {"choices": [], "usage": usage_object(entry.usage)})
+                usage = usage_object(entry.usage, self.reasoning_tokens)
+                events += event(self._shared | {"choices": [], "usage": usage})
             return events + DONE
         if entry.accepted >= 0:
             self._prompt_tokens = entry.accepted
@@ -157,7 +167,8 @@ class _Stream(ABC):
 
     def _count(self, entry: OutEntry) -> None:
         self._tokens[entry.choice] = max(entry.n, self._tokens.get(entry.choice, 0))
-        usage = usage_object(Usage(self._prompt_tokens, sum(self._tokens.values()), 0))
+        tokens = Usage(self._prompt_tokens, sum(self._tokens.values()), 0)
+        usage = usage_object(tokens, self.reasoning_tokens)
         self._tail = b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
     def _begin(self, choice: int, member: bytes) -> bytes:
@@ -236,6 +247,8 @@ class Answer:
         self._request = request
         self._cursor = Cursor()
         self._texts: list[list[str]] = [[] for _ in range(request.choices)]
+        self._thoughts = Thoughts(request.reply) if request.reply.get("reasoning") else None
+        self._reasoning: list[list[str]] = [[] for _ in range(request.choices)]
         self._ends: dict[int, OutEntry] = {}
         self._usage = Usage(0, 0, 0)
         self.done = False
@@ -243,7 +256,11 @@ class Answer:
     def push(self, entry: OutEntry) -> None:
         """Takes one entry. Raises the error of one that carries an error."""
         if entry.choice >= 0:
-            self._texts[entry.choice].append(self._cursor.advance(entry))
+            text = self._cursor.advance(entry)
+            if self._thoughts is not None:
+                thought, text = self._thoughts.take(entry, text)
+                self._reasoning[entry.choice].append(thought)
+            self._texts[entry.choice].append(text)
             if entry.finish:
                 self._cursor.ended.add(entry.choice)
                 self._ends.setdefault(entry.choice, entry)
@@ -253,20 +270,24 @@ class Answer:
             self.done = True
             self._usage = entry.usage or self._usage
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
+        return 0 if self._thoughts is None else self._thoughts.tokens
+
     def body(self) -> bytes:
         """The response body; only complete once `done`."""
         chat = self._request.kind is Kind.CHAT
         shared = envelope(self._request, "chat.completion" if chat else "text_completion")
         fingerprint = {"system_fingerprint": shared.pop("system_fingerprint")}
         choices = [self._choice(choice, chat=chat) for choice in range(self._request.choices)]
-        return orjson.dumps(shared | {"choices": choices, "usage": usage_object(self._usage)} | fingerprint)
+        usage = usage_object(self._usage, self.reasoning_tokens)
+        return orjson.dumps(shared | {"choices": choices, "usage": usage} | fingerprint)
 
     def _choice(self, choice: int, *, chat: bool) -> dict[str, Any]:
         text = "".join(self._texts[choice])
         end = self._ends.get(choice)
-        content: Mapping[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
-        )
+        content: Mapping[str, Any] = {"message": self._message(choice, text)} if chat else {"text": text}
         return {
             "index": choice,
             **content,
@@ -274,3 +295,9 @@ class Answer:
             "finish_reason": end.finish if end else None,
             "stop_reason": stop_reason(end) if end else None,
         }
+
+    def _message(self, choice: int, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._thoughts is not None and not self._thoughts.hidden:
+            message["reasoning_content"] = "".join(self._reasoning[choice]) or None
+        return message

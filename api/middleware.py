@@ -61,8 +61,13 @@ class Envelope:
             await errors.response(MillstreamError())(scope, receive, send_labelled)
 
 
-def _request_id(scope: Scope) -> bytes:
+def label_of(scope: Scope) -> str:
+    """The client's own X-Request-Id; "" without a usable one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _LABEL.fullmatch(value):
-            return bytes(value)
-    return b"req_" + secrets.token_hex(16).encode()
+            return str(value, "ascii")
+    return ""
+
+
+def _request_id(scope: Scope) -> bytes:
+    return (label_of(scope) or "req_" + secrets.token_hex(16)).encode()

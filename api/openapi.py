@@ -13,12 +13,15 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from api.schemas.abort import AbortRequest
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from common.version import VERSION
 
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, AbortRequest),
+)
 _PLACE = "#/components/schemas/"
 _ERROR = {
     "type": "object",

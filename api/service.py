@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from enum import Enum
 from typing import Any
 
+from api.house import House
 from api.pressure import FinishRate
 from api.replies import Reply
 from common.bus import handoffs
@@ -52,6 +53,7 @@ class Service:
         self.replies = replies
         self.registry = registry
         self.rate = FinishRate()
+        self.house = House(settings)
         self.phase = Phase.SERVING
         #: Requests being answered here.
         self.live: set[Reply] = set()

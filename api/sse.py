@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.client import ClientGoneError
+from api.keep_alive import KeepAlive
 from api.pace import Pace, SlowReaderError
 from api.replies import Reply
 from api.wire import WIRE, Wire
@@ -55,24 +56,31 @@ class Events(Protocol):
 class EventStream(Response):
     """The response of a request whose reply has begun; ``entries`` have been read from it already.
 
-    A reader that stays behind for ``patience_s`` is cut off.
+    A reader that stays behind for ``patience_s`` is cut off. ``comment_s`` is the most seconds without a word
+    to it, 0 for no bound.
     """
 
-    def __init__(self, reply: Reply, events: Events, entries: list[OutEntry], *, patience_s: float) -> None:
+    def __init__(
+        self, reply: Reply, events: Events, entries: list[OutEntry], *, patience_s: float, comment_s: float
+    ) -> None:
         super().__init__()
         self._reply = reply
         self._events = events
         self._entries = entries
         self._patience_s = patience_s
+        self._comment_s = comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the reply ends, fails, or nobody listens any more."""
         del receive  # the reply's `Client` is the one that receives
         wire: Wire = scope[WIRE]
         pace = Pace(self._reply, limit_s=self._patience_s, cut=wire.abort)
+        alive = KeepAlive(wire, self._comment_s)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            end = {"type": "http.response.body", "body": await self._follow(wire, pace)}
+            alive.start()
+            end = {"type": "http.response.body", "body": await self._follow(wire, pace, alive)}
+            alive.close()
             wire.flush()  # the end does not go through the outbox
             if not wire.full:
                 await send(end)  # which does not wait then
@@ -89,9 +97,10 @@ class EventStream(Response):
         finally:
             wire.on_full = wire.on_drained = None
             pace.close()
+            alive.close()
             self._reply.close()
 
-    async def _follow(self, wire: Wire, pace: Pace) -> bytes:
+    async def _follow(self, wire: Wire, pace: Pace, alive: KeepAlive) -> bytes:
         """Sends all but the last events, which it returns: they go out together with the end."""
         events, last = self._events, b""
 
@@ -105,6 +114,7 @@ class EventStream(Response):
                 last = body
             elif body:
                 wire.write(body)
+                alive.spoken = True
             return events.done
 
         wire.on_full, wire.on_drained = pace.behind, pace.caught_up

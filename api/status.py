@@ -18,10 +18,15 @@ def render(request: Request, fields: Mapping[bytes, bytes], entries: Sequence[Ou
     """The body of `GET /v1/requests/{id}`, from the fields of its `req` and its whole reply so far."""
     last = entries[-1] if entries else None
     error = error_of(last) if last is not None and last.end == "error" else None
+    answer = Answer(request)
+    for entry in entries:
+        if entry.end != "error":
+            answer.push(entry)
     return orjson.dumps(
         {
             "id": request.uid,
             "object": "request",
+            "label": request.label or None,
             "model": request.reply["model"],
             "class": request.cls,
             "state": fields[b"state"].decode(),
@@ -32,9 +37,9 @@ def render(request: Request, fields: Mapping[bytes, bytes], entries: Sequence[Ou
                 (int(value) for name, value in fields.items() if name.startswith(_ATTEMPTS)), default=0
             ),
             "choices": request.choices,
-            "usage": usage_object(_usage(fields, entries)),
+            "usage": usage_object(_usage(fields, entries), answer.reasoning_tokens),
             "error": None if error is None else error_object(error),
-            "response": _response(request, entries),
+            "response": orjson.Fragment(answer.body()) if answer.done else None,
         }
     )
 
@@ -55,13 +60,3 @@ def _usage(fields: Mapping[bytes, bytes], entries: Sequence[OutEntry]) -> Usage:
         return replace(end, completion_tokens=max(end.completion_tokens, sum(tokens.values())))
     prompt, cached = (int(fields.get(name, b"0")) for name in (b"prompt_tokens", b"cached_tokens"))
     return Usage(prompt, sum(tokens.values()), cached)
-
-
-def _response(request: Request, entries: Sequence[OutEntry]) -> orjson.Fragment | None:
-    """The answer as it would have been given in one piece; None before it is done."""
-    if not entries or entries[-1].end != "done":
-        return None
-    answer = Answer(request)
-    for entry in entries:
-        answer.push(entry)
-    return orjson.Fragment(answer.body())

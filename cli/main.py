@@ -57,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
             shown = f"{setting.spec.help} Default: {setting.spec.default_text.replace('`', '')}."
             subparser.add_argument(
                 setting.flag,
+                nargs=None if setting.spec.kind.bare is None else "?",
+                const=setting.spec.kind.bare,
                 metavar=setting.name.rsplit("_", 1)[-1].upper(),
                 help=argparse.SUPPRESS if setting.spec.internal else shown.replace("%", "%%"),
             )

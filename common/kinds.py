@@ -5,6 +5,7 @@ Knows nothing of which settings exist.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -21,6 +22,8 @@ class Kind:
     label: str
     parse: Callable[[str], Any]
     write: Callable[[Any], str] = str
+    #: What a flag without a value means; None: it needs one.
+    bare: str | None = None
 
     def show(self, value: Any) -> str:
         """``value`` as documentation prints it."""
@@ -47,6 +50,34 @@ def choice(*words: str) -> Kind:
         return raw
 
     return Kind(" or ".join(f"`{word}`" for word in words), parse)
+
+
+def switch() -> Kind:
+    """On or off. As a flag it needs no value: to name it is to switch it on."""
+    words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+    def parse(raw: str) -> bool:
+        value = words.get(raw.lower())
+        if value is None:
+            raise ValueError("must be true or false")
+        return value
+
+    return Kind("`true` or `false`", parse, lambda value: "true" if value else "false", bare="true")
+
+
+def json_object() -> Kind:
+    """A JSON object, kept as its text."""
+
+    def parse(raw: str) -> str:
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError("must be a JSON object")
+        return json.dumps(value)
+
+    return Kind("JSON object", parse)
 
 
 def count(low: int, high: int = 2**53) -> Kind:

@@ -51,6 +51,8 @@ class Request:
     cls: str = "interactive"
     tenant: str = ""
     api: str = ""
+    #: How its client calls it; nothing is found by it.
+    label: str = ""
     #: How long it survives without a reader, in milliseconds; 0: it ends with its connection.
     resume_ms: int = 0
     #: Digests of its Idempotency-Key and of what was asked under it; empty without one.
@@ -59,14 +61,25 @@ class Request:
     #: Set by the server at admission: its clock, milliseconds.
     created: int = 0
     deadline: int = 0
+    #: The client's part of the namespace of its cached prompts; see `cache_namespace`.
+    salt: str = ""
+    #: Lower is begun earlier, within its class.
+    priority: int = 0
     #: Set at the hand-off of the tokenizer.
     ids: tuple[tuple[int, ...], ...] = ()
     choices: int = 0
     prompt_tokens: int = 0
 
     def to_fields(self) -> dict[str, str | int]:
-        """The hash fields that ADMIT writes; how to come back only if somebody may."""
-        returning: dict[str, str | int] = {"resume": self.resume_ms, "idem": self.idem, "digest": self.digest}
+        """The hash fields that ADMIT writes; some only if there is something to say."""
+        special: dict[str, str | int] = {
+            "resume": self.resume_ms,
+            "idem": self.idem,
+            "digest": self.digest,
+            "label": self.label,
+            "salt": self.salt,
+            "priority": self.priority,
+        }
         return {
             "v": VERSION,
             "kind": self.kind.value,
@@ -78,8 +91,13 @@ class Request:
             "params": self.params.to_json(),
             "payload": dumps(self.payload),
             "reply": dumps(self.reply),
-            **{name: value for name, value in returning.items() if value},
+            **{name: value for name, value in special.items() if value},
         }
+
+    @property
+    def cache_namespace(self) -> str:
+        """Who shares cached prompts with it: requests with the same salt of the same tenant, nobody else."""
+        return f"{len(self.tenant)}:{self.tenant}{self.salt}"
 
     @classmethod
     def from_fields(cls, uid: str, fields: Mapping[bytes, bytes]) -> Request:
@@ -98,6 +116,9 @@ class Request:
             resume_ms=int(fields.get(b"resume", b"0")),
             idem=fields.get(b"idem", b"").decode(),
             digest=fields.get(b"digest", b"").decode(),
+            label=fields.get(b"label", b"").decode(),
+            salt=fields.get(b"salt", b"").decode(),
+            priority=int(fields.get(b"priority", b"0")),
             created=int(fields.get(b"created", b"0")),
             deadline=int(fields.get(b"deadline", b"0")),
             ids=parse_prompts(fields.get(b"ids", b"")),

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from common.kinds import Kind, byte_size, choice, count, seconds, text
+from common.kinds import Kind, byte_size, choice, count, json_object, seconds, switch, text
 
 ENV_PREFIX = "MILLSTREAM_"
 #: The model that ships with the installation, under the name it is served as.
@@ -42,6 +42,7 @@ _ALL = tuple(Command)
 _SERVE = (Command.SERVE,)
 _HTTP = (Command.SERVE, Command.API)
 _ENGINE = (Command.SERVE, Command.SCHEDULER)
+_TEXT = (Command.SERVE, Command.TOKENIZER)
 
 
 class SettingsError(Exception):
@@ -91,6 +92,33 @@ class Settings:
     )
     served_model_name: str = _setting(
         "", text(), _ALL, "Name clients use for the model.", default_text="from `--model`"
+    )
+    served_model_aliases: str = _setting(
+        "", text(), _ENGINE, "More names for the model, separated by commas.", default_text="none"
+    )
+    generation_config: str = _setting(
+        "auto",
+        text(),
+        _ENGINE,
+        "Where sampling defaults come from: `auto` (the model), `vllm` (nowhere), a folder or a JSON file.",
+    )
+    override_generation_config: str = _setting(
+        "{}", json_object(), _ENGINE, "Sampling defaults that replace those."
+    )
+    chat_template: str = _setting(
+        "", text(), _TEXT, "File with a chat template to use.", default_text="the model's own"
+    )
+    default_chat_template_kwargs: str = _setting(
+        "{}",
+        json_object(),
+        (*_HTTP, Command.TOKENIZER),
+        "Variables for the chat template that requests leave out.",
+    )
+    reasoning_parser: str = _setting(
+        "none",
+        choice("none", "deepseek_r1", "qwen3"),
+        _HTTP,
+        "How reasoning is told apart from the content of a chat.",
     )
     max_model_len: int | None = _setting(
         None,
@@ -165,6 +193,15 @@ class Settings:
     )
     slow_reader_timeout: float = _setting(
         60.0, seconds(0.1), _HTTP, "Seconds a stream's reader may stay behind; then its connection is cut."
+    )
+    sse_keep_alive_interval: float = _setting(
+        15.0, seconds(0.0), _HTTP, "Most seconds a stream is silent before it gets a comment; 0: for ever."
+    )
+    enable_force_include_usage: bool = _setting(
+        False, switch(), _HTTP, "Have every stream end with its usage."
+    )
+    strict_fields: bool = _setting(
+        False, switch(), _HTTP, "Refuse requests with unknown fields, instead of ignoring these."
     )
     reply_ttl: float = _setting(300.0, seconds(1.0), _ALL, "Seconds a finished reply stays readable.")
     deadline_grace: float = _setting(60.0, seconds(1.0), _ALL, "Seconds keys outlive their deadline.")

@@ -12,13 +12,16 @@ from api import returning
 from api.client import Client
 from api.events import Answer, ChatStream, CompletionStream, error_of
 from api.keyed import join
-from api.middleware import GENERATION
+from api.middleware import GENERATION, label_of
 from api.replies import Reply
 from api.resume import START, Numbered, Position
 from api.returning import Returning
+from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
 from api.service import Service
 from api.sse import Events, EventStream
 from api.submit import find_model, submit
+from api.thinking import ThinkingStream
 from api.wire import WIRE
 from common.bus.registry import ModelInfo
 from common.errors import MillstreamError, UnavailableError
@@ -85,19 +88,52 @@ def _refusal(service: Service, entry: OutEntry) -> MillstreamError:
 
 def events_of(request: Request) -> Events:
     """What turns the entries of a request's reply into events of a stream."""
+    if request.reply.get("reasoning"):
+        return ThinkingStream(request)
     return _STREAMS[request.kind](request)
 
 
+def event_stream(service: Service, reply: Reply, events: Events, entries: list[OutEntry]) -> EventStream:
+    """The response that streams a reply, of which ``entries`` have been read."""
+    settings = service.settings
+    return EventStream(
+        reply,
+        events,
+        entries,
+        patience_s=settings.slow_reader_timeout,
+        comment_s=settings.sse_keep_alive_interval,
+    )
+
+
+class _Dressed:
+    """What is asked for, by the rules of the house."""
+
+    def __init__(self, service: Service, ask: ChatRequest | CompletionRequest, label: str) -> None:
+        self._service = service
+        self._ask = ask
+        self._label = label
+        self.model = ask.model
+
+    def to_request(self, model: ModelInfo) -> Request:
+        return self._service.house.dress(self._ask.to_request(model), self._ask, self._label)
+
+
 async def generate(
-    http: HttpRequest, service: Service, body: Mapping[str, Any], ask: Ask, kind: Kind
+    http: HttpRequest,
+    service: Service,
+    body: Mapping[str, Any],
+    ask: ChatRequest | CompletionRequest,
+    kind: Kind,
 ) -> Response:
     """The answer to a generation request: a stream or one body. ``ask`` is ``body``, parsed."""
+    service.house.look_at(type(ask), body)
     wanted = returning.read(http.headers, kind, body)
-    reply, entries = await admit(http, service, ask, kind, wanted)
+    dressed = _Dressed(service, ask, label_of(http.scope))
+    reply, entries = await admit(http, service, dressed, kind, wanted)
     if reply.request.reply["stream"]:
         events = events_of(reply.request)
         numbered = Numbered(events) if reply.request.resume_ms else events
-        return EventStream(reply, numbered, entries, patience_s=service.settings.slow_reader_timeout)
+        return event_stream(service, reply, numbered, entries)
     try:
         answer = await _collect(reply, entries)
     finally:

@@ -1,4 +1,4 @@
-"""`/health` (the process lives), `/ready` (send requests here) and `/version`. None asks Redis anything."""
+"""`/health`, `/ping` (the process lives), `/ready` (send requests here), `/version`. None asks Redis anything."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def router(service: Service) -> APIRouter:
         """200 when a request sent now would be served; otherwise 503 and why not."""
         reasons = service.why_not_ready()
         return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    @routes.head("/ping", include_in_schema=False)
+    @routes.get("/ping")
+    async def ping() -> Response:
+        """The same as `/health`, by another name."""
+        return _json({"status": "ok"})
 
     @routes.get("/version")
     async def version() -> Response:

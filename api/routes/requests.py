@@ -5,8 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.body import read_json
 from api.middleware import GENERATION
+from api.openapi import takes
 from api.recall import Recalled, recall_or_404
+from api.schemas.abort import AbortRequest
 from api.service import Service
 from api.status import render
 from common.bus.holding import Hold, attach
@@ -36,6 +39,12 @@ def router(service: Service) -> APIRouter:
     async def cancel(http: Request, name: str) -> Response:
         """Cancels a generation; one that has ended stays as it is."""
         return await _cancel(http, service, name)
+
+    @routes.post("/abort_request", openapi_extra=takes(AbortRequest))
+    async def abort(http: Request) -> Response:
+        """Cancels a generation by its id, as in SGLang."""
+        ask = AbortRequest.model_validate(await read_json(http, service.settings.max_body_bytes))
+        return await _cancel(http, service, ask.rid)
 
     return routes
 

@@ -9,9 +9,8 @@ from api.client import Client
 from api.middleware import GENERATION
 from api.recall import attach, recall_or_404
 from api.resume import START, Numbered, Position
-from api.routes.generation import events_of, first_word
+from api.routes.generation import event_stream, events_of, first_word
 from api.service import Service
-from api.sse import EventStream
 from api.wire import WIRE
 
 
@@ -33,7 +32,7 @@ def router(service: Service) -> APIRouter:
             raise
         entries = await first_word(service, reply, seen)
         events = Numbered(events_of(request), seen)
-        return EventStream(reply, events, entries, patience_s=service.settings.slow_reader_timeout)
+        return event_stream(service, reply, events, entries)
 
     return routes
 

@@ -24,6 +24,8 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: Flag | None = None
+    separate_reasoning: Flag | None = None
     reasoning_effort: Annotated[str, Field(strict=True, max_length=64)] | None = None
 
     @classmethod
@@ -49,7 +51,8 @@ class ChatRequest(GenerationFields):
                 continue_final_message=self.continue_final_message,
                 chat_template_kwargs=kwargs,
                 add_special_tokens=self.add_special_tokens,
-            ),
+            )
+            | self.truncation,
             reply=self.reply_fields(model, n),
             cls=self.work_class,
             n=n,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.schemas.client import ClientFields
 from common.bus.keys import BATCH, INTERACTIVE
 from common.bus.registry import ModelInfo
 from common.errors import InvalidRequestError
@@ -90,13 +91,14 @@ class Schema(BaseModel):
 
 
 class StreamOptions(Schema):
-    """The `stream_options` object; `include_obfuscation` is accepted and ignored."""
+    """The `stream_options` object; `include_obfuscation` is accepted, and there is none."""
 
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
+    include_obfuscation: Flag | None = None
 
 
-class GenerationFields(Schema):
+class GenerationFields(ClientFields):
     """Fields of both generation endpoints. None stands for "left out" as well as for null."""
 
     model: ModelName
@@ -126,6 +128,8 @@ class GenerationFields(Schema):
     ignore_eos: Flag | None = None
     skip_special_tokens: Flag | None = None
     add_special_tokens: Flag | None = None
+    #: Keep so many of the prompt's last tokens; -1: as many as there is room for.
+    truncate_prompt_tokens: Annotated[int, _number(ge=-1, le=_COUNT_MAX)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
     @model_validator(mode="after")
@@ -141,6 +145,12 @@ class GenerationFields(Schema):
         """The class of work: `flex` is OpenAI's cheaper and slower tier, all others are served at once."""
         return BATCH if self.service_tier == "flex" else INTERACTIVE
 
+    @property
+    def truncation(self) -> dict[str, int]:
+        """What of the tokenizer's input says how much of the prompt is kept; empty for all of it."""
+        kept = self.truncate_prompt_tokens
+        return {} if kept is None else {"truncate_prompt_tokens": kept}
+
     def sampling(self, model: ModelInfo, max_tokens: int | None) -> SamplingParams:
         """Sampling parameters for ``model``, whose own defaults stand in for what was left out."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
@@ -152,7 +162,7 @@ class GenerationFields(Schema):
         top_p = _either(self.top_p, defaults.get("top_p"), 1.0)
         top_k = _either(self.top_k, defaults.get("top_k"), 0)
         return SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=_capped(max_tokens, defaults.get("max_new_tokens")),
             min_tokens=self.min_tokens or 0,
             # A nucleus of nothing is meant as "only the best", which is what clients that send it expect.
             temperature=0.0 if temperature < _COLD or top_p == 0 else temperature,
@@ -189,6 +199,13 @@ def _either(given: float | None, default: Any, fallback: float) -> float:
     if given is not None:
         return given
     return fallback if default is None else float(default)
+
+
+def _capped(wanted: int | None, most: Any) -> int | None:
+    """``most``, the model's own bound if it has one, stands in for what was left out and is never exceeded."""
+    if most is None:
+        return wanted
+    return int(most) if wanted is None else min(wanted, int(most))
 
 
 def check_token_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:

@@ -89,7 +89,11 @@ class CompletionRequest(GenerationFields):
             kind=bus.Kind.COMPLETION,
             model=model.id,
             params=self.sampling(model, self.max_tokens or DEFAULT_MAX_TOKENS),
-            payload={"prompt": self.prompt, "add_special_tokens": self.add_special_tokens is not False},
+            payload={
+                "prompt": self.prompt,
+                "add_special_tokens": self.add_special_tokens is not False,
+                **self.truncation,
+            },
             reply=self.reply_fields(model, choices),
             cls=self.work_class,
             n=n,

@@ -44,7 +44,6 @@ _BOTH: dict[str, Harmless] = {
     "ebnf": _null_or_empty,
     "echo": _null_or_false,
     "use_beam_search": _null_or_false,
-    "truncate_prompt_tokens": _null,
     "prompt_embeds": _null,
     "input_ids": _null,
     "return_token_ids": _null_or_false,
@@ -52,7 +51,6 @@ _BOTH: dict[str, Harmless] = {
     "bad_words": _null_or_empty,
     "allowed_token_ids": _null,
     "logits_processors": _null_or_empty,
-    "cache_salt": _null_or_empty,
 }
 CHAT: dict[str, Harmless] = _BOTH | {
     "tools": _null_or_empty,

@@ -13,7 +13,9 @@ from common.bus.keys import Keys, partition_of
 from common.bus.scripts import Call
 
 #: What a scheduler reads of a request: the rest may be long, and START is answered once per choice.
-_START_FIELDS = ("kind", "model", "params", "n", "class", "tenant", "api", "deadline", "choices")
+_START_FIELDS = (
+    *("kind", "model", "params", "n", "class", "tenant", "salt", "priority", "api", "deadline", "choices"),
+)
 
 
 @dataclass(frozen=True, slots=True)

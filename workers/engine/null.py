@@ -38,7 +38,7 @@ class _Generation:
     """A request that has not ended."""
 
     key: str
-    order: tuple[int, int]
+    order: tuple[int, int, int]
     ending: Ending
     min_tokens: int
     start: int
@@ -90,7 +90,7 @@ class NullEngine:
         if finish := ending.reached_by(request):
             self._outputs.append(Output(request.key, generated, None, finish))
             return
-        order = request.priority, self._arrivals
+        order = request.place(self._arrivals)
         self._arrivals += 1
         added = _Generation(
             request.key, order, ending, request.params.min_tokens, _start(request.seed), generated
@@ -207,5 +207,5 @@ class NullEngine:
         return found
 
 
-def _order(one: _Generation) -> tuple[int, int]:
+def _order(one: _Generation) -> tuple[int, int, int]:
     return one.order

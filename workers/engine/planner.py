@@ -327,7 +327,7 @@ class Planner:
         self.ownership.check([*self.running.values(), *self.paused.values()])
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _order(request: Request) -> tuple[int, int, int]:
     return request.order
 
 

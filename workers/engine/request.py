@@ -126,9 +126,9 @@ class Request:
         self.prompt_len = len(self.source.prompt_ids)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of the queue: priority, then first come first served."""
-        return self.source.priority, self.arrival
+    def order(self) -> tuple[int, int, int]:
+        """Sort key of the queue."""
+        return self.source.place(self.arrival)
 
     @property
     def generated(self) -> int:

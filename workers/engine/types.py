@@ -9,6 +9,10 @@ from typing import Protocol
 
 from common.sampling import SamplingParams
 
+#: How many later arrivals whose rank is better by 1 overtake a request. It is a number, lest some overtake
+#: it for ever.
+RANK_PLACES = 100
+
 
 class Finish(StrEnum):
     """Why a generation ended, as the engine sees it (stop strings are the detokenizer's)."""
@@ -36,6 +40,12 @@ class EngineRequest:
     priority: int = 0
     #: Namespace of the prefix cache: requests share cached blocks only within the same salt.
     salt: str = ""
+    #: Among those of one priority, lower is begun earlier. Whoever has begun gives way to nobody for it.
+    rank: int = 0
+
+    def place(self, arrival: int) -> tuple[int, int, int]:
+        """Sort key of a queue, for the ``arrival``-th request: priority, then rank, then first come."""
+        return self.priority, arrival + RANK_PLACES * self.rank, arrival
 
 
 @dataclass(slots=True)  # not frozen, but never changed: one is made per token, and freezing costs four times

@@ -217,7 +217,8 @@ class SchedulerWorker:
                 seed=request.params.choice_seed(job.choice % request.n),
                 output_ids=started.output_ids,
                 priority=CLASSES.index(request.cls) if request.cls in CLASSES else 0,
-                salt=request.tenant,
+                rank=request.priority,
+                salt=request.cache_namespace,
             )
         )
 

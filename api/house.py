@@ -1,0 +1,82 @@
+"""The rules of this server that its settings make for every generation, beside what its client asks for.
+
+What they decide about an answer is written into the request (`Request.reply`), so that every replica gives
+the same answer, whatever its own settings are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
+from api.schemas.known import unknown
+from common.bus.keys import BATCH
+from common.errors import InvalidRequestError
+from common.logging import Log
+from common.messages import Request
+from common.settings import Settings
+
+log = Log(__name__)
+
+#: That a field is ignored is written down once in so many seconds, of at most so many fields.
+_QUIET_S, _NAMES = 60.0, 100
+_SHOWN = 64
+
+
+class House:
+    """Of one API process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._parser = "" if settings.reasoning_parser == "none" else settings.reasoning_parser
+        self._always_usage = settings.enable_force_include_usage
+        self._strict = settings.strict_fields
+        self._template_kwargs: dict[str, Any] = orjson.loads(settings.default_chat_template_kwargs)
+        #: Names of ignored fields, and when they were last written down.
+        self._told: dict[str, float] = {}
+
+    def look_at(self, schema: type[ChatRequest | CompletionRequest], names: Iterable[str]) -> None:
+        """Says which fields of a body are unknown: to the client if the rules are strict, else to the log."""
+        strange = unknown(schema, names)
+        if not strange:
+            return
+        name = strange[0][:_SHOWN]
+        if self._strict:
+            raise InvalidRequestError(f"Unrecognized request argument supplied: {name}", param=name)
+        now = time.monotonic()
+        if now - self._told.get(name, -_QUIET_S) >= _QUIET_S:
+            if len(self._told) >= _NAMES:
+                self._told.clear()
+            self._told[name] = now
+            log.warning("a field is not known and was ignored", field=name)
+
+    def dress(self, request: Request, ask: ChatRequest | CompletionRequest, label: str) -> Request:
+        """``request``, made of ``ask``, as it goes onto the bus; ``label`` is the client's header, or ""."""
+        reply = dict(request.reply)
+        if ask.service_tier is not None:
+            reply["tier"] = "flex" if request.cls == BATCH else "default"
+        if self._always_usage:
+            reply["usage"] = True
+        if isinstance(ask, ChatRequest) and self._thinks(ask):
+            reply["reasoning"] = self._parser
+            if ask.include_reasoning is False:
+                reply["hide_reasoning"] = True
+        return replace(
+            request,
+            reply=reply,
+            label=label or ask.label,
+            salt=ask.cache_salt or "",
+            priority=ask.priority or 0,
+        )
+
+    def _thinks(self, ask: ChatRequest) -> bool:
+        """Whether the answer is to be searched for reasoning."""
+        if not self._parser or ask.separate_reasoning is False:
+            return False
+        kwargs = self._template_kwargs | (ask.chat_template_kwargs or {})
+        return not (self._parser == "qwen3" and kwargs.get("enable_thinking") is False)

@@ -1,0 +1,41 @@
+"""Events of a chat whose reasoning is told apart from its content. Pure, as `api.events` is."""
+
+from __future__ import annotations
+
+import orjson
+
+from api.events import ChatStream
+from api.reasoning import Thoughts
+from common.messages import OutEntry, Request
+
+
+class ThinkingStream(ChatStream):
+    """A `ChatStream` with the reasoning in `delta.reasoning_content`."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._thoughts = Thoughts(request.reply)
+        self._entry = OutEntry("")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
+        return self._thoughts.tokens
+
+    def push(self, entry: OutEntry) -> bytes:
+        """The events of one entry, framed; none of one that may yet turn out to be a part of a tag."""
+        self._entry = entry
+        return super().push(entry)
+
+    def _text(self, choice: int, text: str) -> bytes:
+        return self._apart(choice, *self._thoughts.take(self._entry, text))
+
+    def _finish(self, entry: OutEntry, text: str) -> bytes:
+        thought, said = self._thoughts.take(entry, text)
+        return self._apart(entry.choice, thought, said) + super()._finish(entry, "")
+
+    def _apart(self, choice: int, thought: str, said: str) -> bytes:
+        events = b""
+        if thought:
+            events = self._delta(choice, b'{"reasoning_content":%b}' % orjson.dumps(thought))
+        return events + super()._text(choice, said) if said else events
