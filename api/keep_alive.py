@@ -1,4 +1,4 @@
-"""Comments on a stream that has nothing to say, so that nothing on the way to its reader takes it for dead."""
+"""Comments on a stream that has nothing to say, so that nothing on the way takes it for dead."""
 
 from __future__ import annotations
 

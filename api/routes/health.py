@@ -1,4 +1,4 @@
-"""`/health`, `/ping` (the process lives), `/ready` (send requests here), `/version`. None asks Redis anything."""
+"""`/health`, `/ping` (the process lives), `/ready` (send requests here), `/version`. None asks Redis."""
 
 from __future__ import annotations
 

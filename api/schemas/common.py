@@ -202,7 +202,7 @@ def _either(given: float | None, default: Any, fallback: float) -> float:
 
 
 def _capped(wanted: int | None, most: Any) -> int | None:
-    """``most``, the model's own bound if it has one, stands in for what was left out and is never exceeded."""
+    """``most``, the model's own bound if any, stands in for what was left out, and is never exceeded."""
     if most is None:
         return wanted
     return int(most) if wanted is None else min(wanted, int(most))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from workers.checkpoint import sampling_defaults
 from workers.checkpoint.config import ModelConfig, RopeScaling, check_architecture
 from workers.checkpoint.errors import CheckpointError
 from workers.checkpoint.fields import Fields
 
 #: Class names in config.json's ``architectures``, by what they are called here.
 _CLASSES = {"LlamaForCausalLM": "llama"}
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_config(path: Path) -> ModelConfig:
     """The config of the model in the folder ``path``."""
     config = Fields.from_json(path / "config.json")
-    generation = _optional(path / "generation_config.json")
+    generation = _optional(path / sampling_defaults.FILE)
     heads = config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     activation = config.text("hidden_act", "silu")
@@ -46,11 +46,7 @@ def read_config(path: Path) -> ModelConfig:
         mlp_bias=config.flag("mlp_bias", default=False),
         bos_id=next(iter(config.ids("bos_token_id")), None),
         eos_ids=config.ids("eos_token_id") | generation.ids("eos_token_id") | _tokenizer_eos(path),
-        generation_defaults={
-            name: generation.number(name)
-            for name in _SAMPLING_DEFAULTS
-            if generation.values.get(name) is not None
-        },
+        generation_defaults=sampling_defaults.of(generation),
     )
 
 

@@ -6,7 +6,7 @@ from common.bus.registry import ModelInfo
 from common.logging import Log
 from common.settings import Settings, bound_spinning
 from workers import process
-from workers.checkpoint import Checkpoint, ModelConfig, load_config, locate
+from workers.checkpoint import Checkpoint, ModelConfig, load_config, locate, sampling_defaults
 from workers.engine.config import EngineConfig
 from workers.engine.core import NativeEngine
 from workers.engine.null import NullEngine
@@ -50,6 +50,9 @@ class _Builder:
         self._settings = settings
         self._checkpoint = checkpoint
         self._config = config
+        self._defaults = sampling_defaults.choose(
+            config.generation_defaults, settings.generation_config, settings.override_generation_config
+        )
         self._max_model_len = config.max_position_embeddings
         if settings.max_model_len is not None:
             self._max_model_len = min(settings.max_model_len, self._max_model_len)
@@ -102,7 +105,8 @@ class _Builder:
             max_model_len=self._max_model_len,
             vocab_size=self._config.vocab_size,
             created=int(self._checkpoint.path.stat().st_mtime),
-            generation_defaults=self._config.generation_defaults,
+            aliases=tuple(filter(None, map(str.strip, self._settings.served_model_aliases.split(",")))),
+            generation_defaults=self._defaults,
         )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from workers.checkpoint import Checkpoint, GGUFFile, Kind
+from workers.checkpoint import Checkpoint, CheckpointError, GGUFFile, Kind
 from workers.text import folder, gguf
 
 
@@ -23,6 +24,14 @@ class TextSource:
     special_tokens: Mapping[str, str]
     #: Jinja sources by name; the one without a name of its own is "default".
     chat_templates: Mapping[str, str]
+
+
+def read_template(path: str) -> str:
+    """A chat template of the operator's own, in a file. Raises `CheckpointError`."""
+    try:
+        return Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read the chat template {path}: {error}") from error
 
 
 def load_source(checkpoint: Checkpoint) -> TextSource:

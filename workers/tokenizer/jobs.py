@@ -45,7 +45,8 @@ class Jobs:
     """Does jobs for one model.
 
     With ``literal_special_tokens`` what spells a control token in messages stays text; without, it becomes
-    the token, as it always does in the prompts of completions.
+    the token, as it always does in the prompts of completions. ``template_kwargs`` stand in for what a
+    request's `chat_template_kwargs` leave out.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Jobs:
         vocab_size: int,
         *,
         literal_special_tokens: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._codec = codec
         self._template = template
         #: Rows of the model's vocabulary: ids from 0 to one less are valid, with or without a token.
         self._vocab_size = vocab_size
+        self._template_kwargs = dict(template_kwargs or {})
         self._literal = LiteralText(codec) if literal_special_tokens else None
 
     def work(self, request: Request, max_model_len: int) -> tuple[list[list[int]], str]:
@@ -76,9 +79,12 @@ class Jobs:
             return [], dumps({"prompt": self._codec.decode(ids, skip_special_tokens=False)})
         self._check_params(request.params)
         room = _Room(max_model_len, max_model_len - (0 if request.params.max_tokens == 0 else 1))
+        keep = _kept(payload, room)
+        # What is cut to fit need not fit before; the bound is that of /tokenize.
+        whole = room if keep is None else _countable(max_model_len)
         if request.kind is Kind.CHAT:
-            return [_checked(self._chat(payload, room), room, "messages")], ""
-        return [_checked(ids, room, "prompt") for ids in self._prompts(payload, room)], ""
+            return [_checked(_last(self._chat(payload, whole), keep), room, "messages")], ""
+        return [_checked(_last(ids, keep), room, "prompt") for ids in self._prompts(payload, whole)], ""
 
     def _chat(self, payload: Mapping[str, Any], room: _Room) -> list[int]:
         messages, tools, kwargs = (
@@ -86,6 +92,7 @@ class Jobs:
         )
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise InvalidRequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
+        kwargs = self._template_kwargs | dict(kwargs or {})
         encode: _Encode = self._codec.encode
         if self._literal is not None:
             messages, tools, kwargs = self._literal.mark([messages, tools, kwargs])
@@ -114,8 +121,7 @@ class Jobs:
         ]
 
     def _tokenize(self, payload: Mapping[str, Any], max_model_len: int) -> dict[str, Any]:
-        # Counting is not limited to what fits; the bound only keeps one caller from taking all the time.
-        room = _Room(max_model_len, _COUNTABLE_CONTEXTS * max_model_len)
+        room = _countable(max_model_len)
         if payload.get("messages") is not None:
             ids = self._chat(payload, room)
         else:
@@ -150,6 +156,28 @@ class Jobs:
                 f"{param} holds the token id {token}; this model's are 0 to {self._vocab_size - 1}",
                 param=param,
             )
+
+
+def _countable(max_model_len: int) -> _Room:
+    """For what need not fit; it is bounded only to keep one caller from taking all the time."""
+    return _Room(max_model_len, _COUNTABLE_CONTEXTS * max_model_len)
+
+
+def _kept(payload: Mapping[str, Any], room: _Room) -> int | None:
+    """How many of a prompt's last tokens to keep; None for all of them."""
+    keep = payload.get("truncate_prompt_tokens")
+    if keep is None:
+        return None
+    if isinstance(keep, bool) or not isinstance(keep, int) or not -1 <= keep <= room.context:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be a whole number from -1 to {room.context}",
+            param="truncate_prompt_tokens",
+        )
+    return room.prompt if keep == -1 else keep
+
+
+def _last(ids: list[int], keep: int | None) -> list[int]:
+    return ids if keep is None or len(ids) <= keep else ids[len(ids) - keep :]
 
 
 def _encode_within(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import orjson
+
 from common.settings import Settings
 from workers import process
 from workers.checkpoint import load_config, locate
 from workers.process import Process
 from workers.text.chat import ChatTemplate
 from workers.text.codec import TokenCodec
-from workers.text.source import load_source
+from workers.text.source import load_source, read_template
 from workers.tokenizer.jobs import Jobs
 from workers.tokenizer.worker import TokenizerWorker, Work
 
@@ -28,7 +32,14 @@ def _start(proc: Process) -> int:
 
     def load() -> Work:
         source = load_source(checkpoint)
-        return Jobs(TokenCodec(source), ChatTemplate.of(source), config.vocab_size).work
+        if settings.chat_template:
+            source = replace(source, chat_templates={"default": read_template(settings.chat_template)})
+        return Jobs(
+            TokenCodec(source),
+            ChatTemplate.of(source),
+            config.vocab_size,
+            template_kwargs=orjson.loads(settings.default_chat_template_kwargs),
+        ).work
 
     worker = TokenizerWorker(
         proc.bus,
