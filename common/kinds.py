@@ -5,12 +5,13 @@ Knows nothing of which settings exist.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 _UNITS = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -70,12 +71,12 @@ def json_object() -> Kind:
 
     def parse(raw: str) -> str:
         try:
-            value = json.loads(raw)
-        except ValueError:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError:
             value = None
         if not isinstance(value, dict):
             raise ValueError("must be a JSON object")
-        return json.dumps(value)
+        return orjson.dumps(value).decode()
 
     return Kind("JSON object", parse)
 

@@ -328,7 +328,7 @@ def test_the_tenant_survives_every_hand_off(desk: Desk, make: Make) -> None:
     bench = make()
     bench.run(lambda: len(bench.engine.added) == 2, 5)
     assert {added.key: added.salt for added in bench.engine.added} == {
-        f"{each.uid}/0": "tenant" for each in (request, lost)
+        f"{each.uid}/0": "6:tenant" for each in (request, lost)
     }
 
 

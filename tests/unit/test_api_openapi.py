@@ -26,7 +26,7 @@ def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
         *("/v1/streams/{name}", "/v1/requests/{name}", "/v1/requests/{name}/cancel"),
-        *("/tokenize", "/detokenize", "/health", "/ready", "/version"),
+        *("/tokenize", "/detokenize", "/health", "/ping", "/ready", "/version", "/abort_request"),
     }
     for methods in document["paths"].values():
         for operation in methods.values():

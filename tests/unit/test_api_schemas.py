@@ -251,7 +251,6 @@ UNSUPPORTED = {
     "guided_json": {"type": "object"},
     "echo": True,
     "chat_template": "{{ messages }}",
-    "cache_salt": "x",
     "return_token_ids": True,
 }
 
