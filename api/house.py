@@ -57,26 +57,23 @@ class House:
 
     def dress(self, request: Request, ask: ChatRequest | CompletionRequest, label: str) -> Request:
         """``request``, made of ``ask``, as it goes onto the bus; ``label`` is the client's header, or ""."""
-        reply = dict(request.reply)
+        reply: dict[str, Any] = {}
         if ask.service_tier is not None:
             reply["tier"] = "flex" if request.cls == BATCH else "default"
         if self._always_usage:
             reply["usage"] = True
-        if isinstance(ask, ChatRequest) and self._thinks(ask):
+        if self._parser and isinstance(ask, ChatRequest) and self._thinks(ask):
             reply["reasoning"] = self._parser
             if ask.include_reasoning is False:
                 reply["hide_reasoning"] = True
-        return replace(
-            request,
-            reply=reply,
-            label=label or ask.label,
-            salt=ask.cache_salt or "",
-            priority=ask.priority or 0,
-        )
+        label, salt, priority = label or ask.label, ask.cache_salt or "", ask.priority or 0
+        if not (reply or label or salt or priority):  # as it mostly is
+            return request
+        return replace(request, reply={**request.reply, **reply}, label=label, salt=salt, priority=priority)
 
     def _thinks(self, ask: ChatRequest) -> bool:
         """Whether the answer is to be searched for reasoning."""
-        if not self._parser or ask.separate_reasoning is False:
+        if ask.separate_reasoning is False:
             return False
         kwargs = self._template_kwargs | (ask.chat_template_kwargs or {})
         return not (self._parser == "qwen3" and kwargs.get("enable_thinking") is False)

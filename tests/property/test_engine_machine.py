@@ -127,13 +127,14 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 6),
         priority=st.integers(0, 1),
         salt=st.sampled_from(["", "a"]),
+        rank=st.sampled_from([0, 0, -1, 2]),
         copies=st.sampled_from([1, 1, 1, 3]),
     )
-    def add(self, prompt, params, seed, priority, salt, copies):
+    def add(self, prompt, params, seed, priority, salt, rank, copies):
         for copy in range(copies):
             key = f"r{self.count}"
             self.count += 1
-            self._add(EngineRequest(key, prompt, params, seed + 10 * copy, (), priority, salt))
+            self._add(EngineRequest(key, prompt, params, seed + 10 * copy, (), priority, salt, rank))
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data())

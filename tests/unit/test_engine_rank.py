@@ -1,4 +1,4 @@
-"""The order among requests of one priority: by rank, but nobody is overtaken for ever, and nobody gives way."""
+"""The order among those of one priority: by rank; nobody is overtaken for ever, nor gives way."""
 
 from __future__ import annotations
 

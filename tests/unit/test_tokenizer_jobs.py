@@ -229,3 +229,32 @@ def test_detokenize() -> None:
 def test_half_a_surrogate_pair() -> None:
     with pytest.raises(errors.InvalidRequestError, match="surrogate"):
         work(Kind.COMPLETION, prompt="a\ud83d")
+
+
+def test_truncate_prompt_tokens_keeps_the_end() -> None:
+    ids = list(range(100, 100 + 2 * CONTEXT))
+    assert work(Kind.COMPLETION, prompt=[ids, [5]], truncate_prompt_tokens=3) == [ids[-3:], [5]]
+    assert work(Kind.COMPLETION, prompt=ids, truncate_prompt_tokens=-1) == [ids[-CONTEXT + 1 :]]
+    (whole,) = work(Kind.CHAT, messages=FRANCE)
+    assert work(Kind.CHAT, messages=FRANCE, truncate_prompt_tokens=9) == [whole[-9:]]
+    refused(Kind.COMPLETION, "prompt", payload={"prompt": ids, "truncate_prompt_tokens": CONTEXT})
+    for wrong in (-2, CONTEXT + 1, True, "1"):
+        payload = {"prompt": ids, "truncate_prompt_tokens": wrong}
+        refused(Kind.COMPLETION, "truncate_prompt_tokens", payload=payload)
+
+
+def test_a_giant_text_is_refused_although_it_would_be_cut() -> None:
+    payload = {"prompt": "word " * 200_000, "truncate_prompt_tokens": 5}
+    refused(Kind.COMPLETION, "prompt", "at least", payload=payload)
+
+
+def test_variables_of_the_template_that_a_request_leaves_out() -> None:
+    template = ChatTemplate({"default": "{{ a }} {{ b }}"}, {})
+    jobs = Jobs(CODEC, template, ROWS, template_kwargs={"a": "one", "b": "two"})
+
+    def text(**payload: Any) -> str:
+        prompts, _ = jobs.work(Request("u", Kind.CHAT, "m", SamplingParams(), payload), CONTEXT)
+        return CODEC.decode(prompts[0], skip_special_tokens=False)
+
+    assert text(messages=FRANCE) == "one two"
+    assert text(messages=FRANCE, chat_template_kwargs={"b": "three"}) == "one three"
