@@ -315,8 +315,8 @@ def test_entries_of_one_id_in_two_streams_are_two(desk: Desk, make: Make) -> Non
     bench.run(lambda: other.gen(request.uid), 10)
 
 
-def test_the_tenant_survives_every_hand_off(desk: Desk, make: Make) -> None:
-    """Admission, admission again after Redis lost it, two owners: it is the namespace of the prefix cache."""
+def test_tenant_salt_and_priority_survive_every_hand_off(desk: Desk, make: Make) -> None:
+    """Admission, admission again after Redis lost it, two owners; the first two name its prefix cache."""
     request, [job] = desk.running()
     desk.generate(job, 2)
     crash(desk)
@@ -327,8 +327,8 @@ def test_the_tenant_survives_every_hand_off(desk: Desk, make: Make) -> None:
         desk.tok_done(lost, entry)
     bench = make()
     bench.run(lambda: len(bench.engine.added) == 2, 5)
-    assert {added.key: added.salt for added in bench.engine.added} == {
-        f"{each.uid}/0": "6:tenant" for each in (request, lost)
+    assert {added.key: (added.salt, added.rank) for added in bench.engine.added} == {
+        f"{each.uid}/0": ("6:tenantsalt", 3) for each in (request, lost)
     }
 
 

@@ -70,6 +70,8 @@ class Desk:
             n=n,
             cls=self.cls,
             tenant="tenant",
+            salt="salt",
+            priority=3,
             api="api-1",
             **more,
         )

@@ -291,7 +291,7 @@ def test_the_status_of_a_request(stack: Stack, inside: Inside) -> None:
     stream.take(20)
     said = status(stack.port, f"chatcmpl-{stream.uid}")
     assert set(said) == {
-        *("id", "object", "model", "class", "state", "created", "started", "ended"),
+        *("id", "object", "label", "model", "class", "state", "created", "started", "ended"),
         *("attempts", "choices", "usage", "error", "response"),
     }
     assert (said["id"], said["object"], said["state"]) == (stream.uid, "request", "running")
