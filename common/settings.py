@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -347,22 +347,3 @@ def bound_spinning() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
         os.environ["OMP_WAIT_POLICY"] = "passive"  # for runtimes other than libgomp
-
-
-def markdown_table(rows: Sequence[Setting] = TABLE) -> str:
-    """The configuration table of the README."""
-    head = ["| flag | variable | value | default | commands | meaning |", "|---|---|---|---|---|---|"]
-    return "\n".join(head + [_markdown_row(row) for row in rows if not row.spec.internal])
-
-
-def _markdown_row(row: Setting) -> str:
-    commands = "all" if row.spec.commands == _ALL else ", ".join(row.spec.commands)
-    cells = (
-        f"`{row.flag}`",
-        f"`{row.env}`",
-        row.spec.kind.label,
-        row.spec.default_text,
-        commands,
-        row.spec.help,
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -10,6 +10,7 @@ from api.schemas.common import Schema
 
 
 class AbortRequest(Schema):
-    """A generation to be cancelled: the id that its answer has, or its header `millstream-request`."""
+    """A generation to be cancelled."""
 
     rid: Annotated[str, Field(strict=True, min_length=1, max_length=128)]
+    """The id that its answer has, or its header `millstream-request`."""

@@ -25,7 +25,9 @@ class ChatRequest(GenerationFields):
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: Flag | None = None
+    """False leaves reasoning out of the answer. Left out: true."""
     separate_reasoning: Flag | None = None
+    """False leaves reasoning in the content, as the model wrote it. Left out: true."""
     reasoning_effort: Annotated[str, Field(strict=True, max_length=64)] | None = None
 
     @classmethod

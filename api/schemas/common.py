@@ -96,6 +96,7 @@ class StreamOptions(Schema):
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
     include_obfuscation: Flag | None = None
+    """Accepted; there is none."""
 
 
 class GenerationFields(ClientFields):
@@ -128,8 +129,8 @@ class GenerationFields(ClientFields):
     ignore_eos: Flag | None = None
     skip_special_tokens: Flag | None = None
     add_special_tokens: Flag | None = None
-    #: Keep so many of the prompt's last tokens; -1: as many as there is room for.
     truncate_prompt_tokens: Annotated[int, _number(ge=-1, le=_COUNT_MAX)] | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as leave room for one more. Left out: all."""
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import main
+from cli.readme import markdown_table
 from common import settings as table
 from common.settings import DEFAULT_REDIS_URL, ROLES, TABLE, Command, Settings, SettingsError
 from tests.helpers.source import ROOT, modules
@@ -151,7 +152,7 @@ def test_the_readme_lists_every_setting() -> None:
     readme = (ROOT / "README.md").read_text()
     found = re.search(r"<!-- settings -->\n(.*?)\n<!-- /settings -->", readme, re.DOTALL)
     assert found, "README.md has no table between <!-- settings --> and <!-- /settings -->"
-    assert found[1] == table.markdown_table(), "make the table again: python -m cli.readme"
+    assert found[1] == markdown_table(), "make the table again: python -m cli.readme"
 
 
 def test_every_setting_is_documented() -> None:
