@@ -15,6 +15,7 @@ from common.messages import Kind, Request, dumps
 from common.sampling import SamplingParams
 from workers.text.chat import ChatTemplate
 from workers.text.codec import TokenCodec
+from workers.text.echo import write_echo
 from workers.text.literal import LiteralText
 
 #: Most prompts of one completion request.
@@ -63,8 +64,9 @@ class Jobs:
         self._literal = LiteralText(codec) if literal_special_tokens else None
 
     def work(self, request: Request, max_model_len: int) -> tuple[list[list[int]], str]:
-        """Do one job: (prompts, "") for the engine, in the order of the request, or ([], JSON answer).
+        """Do one job: (prompts, echo) for the engine, in the order of the request, or ([], JSON answer).
 
+        The echo is `workers.text.echo`'s, or empty if none was asked for.
         ``max_model_len`` bounds prompt and completion together, so a prompt must leave room for one token;
         except to score it (max_tokens 0), which generates nothing.
         """
@@ -78,7 +80,9 @@ class Jobs:
         room = _Room(max_model_len, max_model_len - (0 if request.params.max_tokens == 0 else 1))
         if request.kind is Kind.CHAT:
             return [_checked(self._chat(payload, room), room, "messages")], ""
-        return [_checked(ids, room, "prompt") for ids in self._prompts(payload, room)], ""
+        prompts = _as_prompts(payload.get("prompt"))
+        encoded = [_checked(ids, room, "prompt") for ids in self._prompts(prompts, payload, room)]
+        return encoded, write_echo(self._codec, prompts, encoded) if _flag(payload, "echo", False) else ""
 
     def _chat(self, payload: Mapping[str, Any], room: _Room) -> list[int]:
         messages, tools, kwargs = (
@@ -101,8 +105,7 @@ class Jobs:
         special = _flag(payload, "add_special_tokens", False)  # the template writes them itself
         return _encode_within(encode, text, special, room, "messages")
 
-    def _prompts(self, payload: Mapping[str, Any], room: _Room) -> list[list[int]]:
-        prompts = _as_prompts(payload.get("prompt"))
+    def _prompts(self, prompts: Sequence[Any], payload: Mapping[str, Any], room: _Room) -> list[list[int]]:
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequestError(f"prompt has more than {MAX_PROMPTS} items", param="prompt")
         special = _flag(payload, "add_special_tokens", True)
