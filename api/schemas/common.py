@@ -25,9 +25,11 @@ MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SAMPLES = 128
+#: Likeliest tokens that a logprob may come with.
+MAX_LOGPROBS = 20
 #: Choices of one request: prompts times samples.
 MAX_CHOICES = 1024
-_COUNT_MAX = 2**31 - 1
+COUNT_MAX = 2**31 - 1
 #: Below this a temperature is 0: exact argmax.
 _COLD = 1e-5
 
@@ -103,8 +105,8 @@ class GenerationFields(Schema):
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, _number(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Annotated[int, _number(ge=1, le=_COUNT_MAX)] | None = None
-    min_tokens: Annotated[int, _number(ge=0, le=_COUNT_MAX)] | None = None
+    max_tokens: Annotated[int, _number(ge=1, le=COUNT_MAX)] | None = None
+    min_tokens: Annotated[int, _number(ge=0, le=COUNT_MAX)] | None = None
     temperature: Annotated[float, _number(ge=0, le=2)] | None = None
     top_p: Annotated[float, _number(ge=0, le=1)] | None = None
     top_k: Annotated[int, _number(ge=-1, le=SEED_MAX)] | None = None
@@ -117,6 +119,7 @@ class GenerationFields(Schema):
         tuple[tuple[int, float], ...],
         PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
     ] = ()
+    prompt_logprobs: Annotated[int, _number(ge=0, le=MAX_LOGPROBS)] | None = None
     seed: Annotated[int, _number(ge=SEED_MIN, le=SEED_MAX)] | None = None
     stop: Annotated[
         tuple[str, ...], PlainValidator(_stop_strings, json_schema_input_type=str | list[str] | None)
@@ -136,12 +139,27 @@ class GenerationFields(Schema):
             )
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_in_one_piece(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError(
+                "prompt_logprobs are not available when stream is true.", param="prompt_logprobs"
+            )
+        return self
+
     @property
     def work_class(self) -> str:
         """The class of work: `flex` is OpenAI's cheaper and slower tier, all others are served at once."""
         return BATCH if self.service_tier == "flex" else INTERACTIVE
 
-    def sampling(self, model: ModelInfo, max_tokens: int | None) -> SamplingParams:
+    def sampling(
+        self,
+        model: ModelInfo,
+        max_tokens: int | None,
+        *,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
         """Sampling parameters for ``model``, whose own defaults stand in for what was left out."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
             raise InvalidRequestError("min_tokens must not be greater than max_tokens.", param="min_tokens")
@@ -169,10 +187,15 @@ class GenerationFields(Schema):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             skip_special_tokens=self.skip_special_tokens is not False,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def reply_fields(self, model: ModelInfo, choices: int) -> dict[str, Any]:
-        """What any API process needs to shape the answer: `Request.reply`."""
+    def reply_fields(
+        self, model: ModelInfo, choices: int, *, logprobs: int | None, echo: bool = False
+    ) -> dict[str, Any]:
+        """What any API process needs to shape the answer: `Request.reply`; of extras, those asked for."""
+        extras = {"logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs, "echo": echo or None}
         options = self.stream_options or StreamOptions()
         return {
             "model": self.model,
@@ -182,7 +205,7 @@ class GenerationFields(Schema):
             "usage": bool(options.include_usage),
             "running_usage": bool(options.continuous_usage_stats),
             "choices": choices,
-        }
+        } | {name: value for name, value in extras.items() if value is not None}
 
 
 def _either(given: float | None, default: Any, fallback: float) -> float:
