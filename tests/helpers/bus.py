@@ -134,9 +134,13 @@ class Desk:
         return self.reader(self.work_in, TOKENIZERS, worker).read(count)
 
     def tok_done(
-        self, request: Request, entry: Entry, prompts: Sequence[Sequence[int]] = ((5, 6, 7),)
+        self,
+        request: Request,
+        entry: Entry,
+        prompts: Sequence[Sequence[int]] = ((5, 6, 7),),
+        echo: str = "",
     ) -> Gate:
-        return self.bus.run(handoffs.tok_done(self.keys, request, entry.id, prompts, TTL_MS))
+        return self.bus.run(handoffs.tok_done(self.keys, request, entry.id, prompts, TTL_MS, echo=echo))
 
     def tok_end(self, request: Request, entry: Entry, end: OutEntry, dead_reason: str = "") -> Gate:
         call = handoffs.tok_end(
