@@ -92,11 +92,14 @@ class Choices:
         self._unwanted: set[tuple[str, int]] = set()
         #: What was read of requests that begin, until it is asked for.
         self._rows: dict[tuple[str, int], Any] = {}
+        #: Rows of prompts that are published, by request and choice; as found when one of it was begun.
+        self._prompts: dict[str, dict[int, int]] = {}
 
     def clear(self) -> None:
         """Forget everything; it is rebuilt from Redis as records come."""
         self._states.clear()
         self._unwanted.clear()
+        self._prompts.clear()
 
     def prune(self, now_ms: int) -> None:
         """Forget choices whose deadline is well past: their scheduler will not send an end any more.
@@ -105,6 +108,7 @@ class Choices:
         """
         for key in [key for key, state in self._states.items() if state.deadline + _LATE_MS < now_ms]:
             del self._states[key]
+        self._prompts.clear()
         if len(self._unwanted) > _UNWANTED_LIMIT:
             self._unwanted.clear()
 
@@ -233,28 +237,32 @@ class Choices:
 
     def _published(self, uid: str, choice: int) -> int:
         """Code points of the choice's text that are in the reply stream."""
-        newest = next(self._entries(uid, choice), None)
+        newest = next((entry for entry in self._entries(uid) if entry.choice == choice), None)
         return 0 if newest is None else newest.at + len(newest.text)
 
     def _prompt_published(self, record: TokRecord) -> int:
-        """Rows of the choice's prompt that are in the reply stream: all, once it has a token."""
+        """Rows of the choice's prompt that are in the reply stream: all, once it has a token.
+
+        A request may have a thousand choices, so they are counted together. Who begins a choice anew finds
+        the count of before, and may publish some rows twice; whoever reads them cuts what he has.
+        """
         if record.index:
             return sys.maxsize
-        for entry in self._entries(record.uid, record.choice):
-            if entry.prompt_logprobs:
-                stretch = orjson.loads(entry.prompt_logprobs)
-                return int(stretch["from"]) + len(stretch["rows"])
-        return 0
+        if record.uid not in self._prompts:
+            counts: dict[int, int] = {}
+            for entry in self._entries(record.uid):
+                if entry.prompt_logprobs and entry.choice not in counts:
+                    stretch = orjson.loads(entry.prompt_logprobs)
+                    counts[entry.choice] = stretch["from"] + len(stretch["rows"])
+            self._prompts[record.uid] = counts
+        return self._prompts[record.uid].get(record.choice, 0)
 
-    def _entries(self, uid: str, choice: int) -> Iterator[OutEntry]:
-        """The choice's entries in the reply stream, newest first."""
+    def _entries(self, uid: str) -> Iterator[OutEntry]:
+        """The entries of a reply stream, newest first."""
         newest: Any = "+"
         while True:
             page = self._bus.do("XREVRANGE", self._keys.out(uid), newest, "-", "COUNT", _PAGE)
-            for entry_id, fields in page:
-                entry = parse_out(entry_id, fields)
-                if entry.choice == choice:
-                    yield entry
+            yield from (parse_out(entry_id, fields) for entry_id, fields in page)
             if len(page) < _PAGE:
                 return
             newest = b"(" + page[-1][0]
