@@ -1,211 +1,246 @@
-"""Rows of logprobs and echoes through Redis: in order, once, and whole after a takeover at any record."""
+"""Logprobs on their way through EMIT: rows without a token, and what comes of them when owners change."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
-import orjson
 import pytest
 
-from api.answer import Answer
-from common.bus.handoffs import EmitRow, Finished, Step, Text
-from common.messages import OutEntry, Request, TokRecord, format_record, parse_records
+from common.bus import leases
+from common.bus.handoffs import EmitRow, Step
+from common.messages import TokRecord, format_record, parse_records
 from common.sampling import SamplingParams
-from tests.helpers.bus import Desk, Job
-from tests.helpers.redis_state import contents
-from tests.helpers.text import byte_codec
-from workers.detokenizer.choices import Choices
-from workers.text.echo import write_echo
-from workers.text.stream import TextStreams
+from tests.helpers.bus import LEASE_MS, Desk, Job, Steady
+from tests.helpers.redis_state import contents, copy_of, put_back
+from tests.helpers.waiting import until
+from workers.engine.null import NullEngine, logprobs_at, token_at
+from workers.scheduler.worker import SchedulerWorker
 
-CODEC = byte_codec([b"Hello", b" wor", b"ld", b"!", b"\xf0\x9f", b"\x99\x82"])
-HELLO, WOR, LD, BANG, LEAD, REST = range(6)
-STREAMS = TextStreams(CODEC)
-PROMPT = (HELLO, LEAD, REST, BANG)
-
-
-@pytest.fixture(autouse=True)
-def _partition(desk: Desk) -> None:
-    desk.open_tok()
-    desk.take_partition()
+VOCAB = 49152
+PROMPT = tuple((at * 31 + 5) % VOCAB for at in range(150))
+#: Tokens that are asked for.
+TOKENS = 5
 
 
-def running(desk: Desk, n: int = 1, **params: Any) -> tuple[Request, list[Job]]:
-    request = replace(desk.request(n=n), params=SamplingParams(**params))
-    desk.admit(request)
-    [entry] = desk.read_in()
-    desk.tok_done(request, entry, (PROMPT,))
-    jobs = [Job(entry) for entry in desk.read_sched()]
-    desk.open("scheduler-1")
-    for job in jobs:
-        desk.start(job.entry)
-    return request, jobs
+def prompt_row(job: Job, start: int) -> EmitRow:
+    """A row with nothing but logprobs of the prompt."""
+    record = TokRecord(job.entry.uid, job.entry.choice, job.tokens, None, prompt=f"{start};-1.5,7:-1.5")
+    return EmitRow(job.entry.uid, job.entry.choice, format_record(record), "", len(job.log))
 
 
-def emit(desk: Desk, job: Job, token: int | None = None, end: str = "", **rows: str) -> None:
-    """One step with one record."""
-    uid, choice = job.entry.uid, job.entry.choice
-    record = format_record(TokRecord(uid, choice, job.tokens, token, end, **rows))
-    piece = "" if token is None else f"{token},"
-    ends = (desk.end(job),) if end else ()
-    desk.emit(Step((EmitRow(uid, choice, record, piece, len(job.log)),), ends))
-    job.log += piece
-    job.tokens += token is not None
+# -- EMIT -------------------------------------------------------------------------------------------------
 
 
-def publish(desk: Desk, choices: Choices, steps: int = 1) -> None:
-    """What a detokenizer makes of the next steps, in one commit."""
-    for entry_id, fields in desk.bus.do("XREAD", "COUNT", steps, "STREAMS", desk.tok, desk.stored())[0][1]:
-        records = parse_records(fields[3].decode())
-        choices.prepare(records)
-        made = [each for record in records if (each := choices.push(record)) is not None]
-        texts = [each for each in made if isinstance(each, Text)]
-        ends = [each for each in made if isinstance(each, Finished)]
-        assert desk.pub(texts, ends, offset=entry_id.decode()).code == "OK"
+def test_rows_without_a_piece_come_as_often_as_they_like(desk: Desk) -> None:
+    """Over several steps, several in one, beside a token of their choice, and at its end."""
+    request, [job] = desk.running()
+    life = desk.bus.do("PTTL", desk.keys.gen(request.uid, 0))
+    for start in (1, 2):
+        assert desk.emit(Step((prompt_row(job, start),))).refused == ()
+        assert desk.gen(request.uid) == ""
+    last = (prompt_row(job, 3), prompt_row(job, 4), desk.row(job, 7))
+    assert desk.emit(Step(last)).refused == ()
+    assert desk.gen(request.uid) == "7,"
+    assert desk.emit(Step((prompt_row(job, 5),))).refused == ()
+    assert desk.emit(Step((desk.row(job, None, "length"),), (desk.end(job),))).refused == ()
+    assert 0 < desk.bus.do("PTTL", desk.keys.gen(request.uid, 0)) <= life
+    parsed = [record for text in desk.records() for record in parse_records(text)]
+    assert [record.prompt[:1] for record in parsed] == ["1", "2", "3", "4", "", "5", ""]
+    assert [record.token for record in parsed] == [None, None, None, None, 7, None, None]
+    assert desk.pending(desk.sched, "sc") == 0
 
 
-def owner(desk: Desk) -> Choices:
-    return Choices(desk.bus, desk.keys, STREAMS)
-
-
-def whole(request: Request, entries: list[OutEntry], **reply: Any) -> Any:
-    shape = {"model": "m", "created": 7, "fingerprint": "f", "usage": False, "running_usage": False}
-    answer = Answer(replace(request, reply=shape | reply, choices=request.n))
-    for entry in entries:
-        answer.push(entry)
-    return orjson.loads(answer.body())["choices"][0]
-
-
-@pytest.mark.parametrize("takeover", range(7))
-def test_a_takeover_where_text_and_rows_are_held(desk: Desk, takeover: int) -> None:
-    """The new owner has tokens but no logprobs of them; what it would need of those is published."""
-    request, [job] = running(desk, logprobs=1, stop=(" worn",))
-    tokens = [HELLO, LEAD, REST, WOR, LEAD, LD]
-    for index, token in enumerate(tokens):
-        emit(desk, job, token, "length" if index == 5 else "", logprobs=f"-{index}.5,{token}:-{index}.5")
-    choices = owner(desk)
-    for index in range(6):
-        if index == takeover:
-            choices = owner(desk)
-        publish(desk, choices)
-    got = whole(request, desk.out(request.uid), logprobs=1)
-    assert got["text"] == "Hello🙂 wor\ufffdld"
-    assert got["logprobs"]["token_logprobs"] == [-0.5, -1.5, -2.5, -3.5, -4.5, -5.5]
-    assert got["logprobs"]["text_offset"] == [0, 5, 5, 6, 10, 11]
-    desk.assert_empty()
-
-
-def test_a_row_is_published_with_its_token_even_without_its_text(desk: Desk) -> None:
-    request, [job] = running(desk, logprobs=0)
-    emit(desk, job, LEAD, logprobs="-1")
-    publish(desk, owner(desk))
-    held = desk.out(request.uid)[-1]
-    assert (held.n, held.text) == (1, "")
-    assert held.logprobs == '{"id":4,"token":[240,159],"logprob":-1.0,"at":0,"top":[]}'
-
-
-@pytest.mark.parametrize("params", [{}, {"logprobs": None, "prompt_logprobs": None}])
-def test_rows_that_nobody_asked_for_are_left_out(desk: Desk, params: dict[str, Any]) -> None:
-    request, [job] = running(desk, **params)
-    emit(desk, job, prompt="1;-1")
-    emit(desk, job, HELLO, logprobs="-1")
-    emit(desk, job, LEAD, logprobs="-1")
-    publish(desk, owner(desk), 3)
-    [_, only] = desk.out(request.uid)
-    assert (only.text, only.logprobs, only.prompt_logprobs) == ("Hello", "", "")
-
-
-@pytest.mark.parametrize("takeover", range(5))
-def test_a_prompt_comes_again_cut_otherwise(desk: Desk, takeover: int) -> None:
-    request, [job] = running(desk, logprobs=0, prompt_logprobs=0)
-    emit(desk, job, prompt="1;-1")
-    emit(desk, job, prompt="1;-1;-2")  # from here on another scheduler
-    emit(desk, job, prompt="3;-3")
-    emit(desk, job, HELLO, "length", logprobs="-9")
-    choices = owner(desk)
-    for index in range(4):
-        if index == takeover:
-            choices = owner(desk)
-        publish(desk, choices)
-    out = desk.out(request.uid)
-    stretches = [orjson.loads(entry.prompt_logprobs) for entry in out if entry.prompt_logprobs]
-    assert [each["from"] for each in stretches] == [0, 2, 3]
-    assert [row["logprob"] for each in stretches for row in each["rows"]] == [None, -1.0, -2.0, -3.0]
-    assert [row["at"] for each in stretches for row in each["rows"]] == [0, 5, 5, 6]
-
-
-def test_a_prompt_that_comes_again_after_its_first_token_is_dropped(desk: Desk) -> None:
-    request, [job] = running(desk, prompt_logprobs=0)
-    emit(desk, job, prompt="1;-1;-2;-3")
-    emit(desk, job, HELLO)
-    publish(desk, owner(desk), 2)
-    before = desk.out(request.uid)
-    emit(desk, job, prompt="1;-1;-2;-3")
-    publish(desk, owner(desk))
-    assert desk.out(request.uid) == before
-
-
-def test_each_choice_has_its_own_prompt(desk: Desk) -> None:
-    request, jobs = running(desk, n=2, prompt_logprobs=0)
-    emit(desk, jobs[0], prompt="1;-1;-2;-3")
-    publish(desk, owner(desk))
-    emit(desk, jobs[1], prompt="1;-1;-2;-3")
-    publish(desk, owner(desk))
-    assert [entry.choice for entry in desk.out(request.uid) if entry.prompt_logprobs] == [0, 1]
-
-
-def test_only_scored(desk: Desk) -> None:
-    request, [job] = running(desk, max_tokens=0, logprobs=0, prompt_logprobs=0)
-    emit(desk, job, prompt="1;-1;-2;-3")
-    emit(desk, job, end="length")
-    publish(desk, owner(desk), 2)
-    got = whole(request, desk.out(request.uid), logprobs=0, echo=True)
-    assert got["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -3.0]
-    last = desk.out(request.uid)[-1]
-    assert last.usage is not None
-    assert (last.finish, last.usage.completion_tokens) == ("length", 0)
-    desk.assert_empty()
-
-
-def test_fields_stay_with_their_entries(desk: Desk) -> None:
-    """Plain texts, texts with rows and ends with rows, mixed in one commit."""
-    request, (first, second) = desk.running(n=2)
-    desk.generate(first, 3)
-    desk.generate(second, 1)
-    uid = request.uid
-    texts = [
-        Text(uid, 0, 1, 0, "a"),
-        Text(uid, 0, 2, 1, "b", '{"b":1}'),
-        Text(uid, 1, 0, 0, "", "", '{"p":1}'),
-        Text(uid, 0, 3, 2, "c"),
-        Text(uid, 0, 4, 3, "", '{"d":1}', '{"p":2}'),
-    ]
-    ends = [
-        desk.finished(uid, 0, 2, n=4, at=3, finish="stop"),
-        desk.finished(uid, 1, 2, n=1, text="z", finish="stop", logprobs='{"z":1}', prompt_logprobs='{"p":3}'),
-    ]
-    call = desk.pub_call(texts, ends)
-    assert desk.bus.run(call).code == "OK"
-    got = [(e.choice, e.text, e.logprobs, e.prompt_logprobs) for e in desk.out(uid)[1:]]
-    assert got == [
-        (0, "a", "", ""),
-        (0, "b", '{"b":1}', ""),
-        (1, "", "", '{"p":1}'),
-        (0, "c", "", ""),
-        (0, "", '{"d":1}', '{"p":2}'),
-        (0, "", "", ""),
-        (1, "z", '{"z":1}', '{"p":3}'),
-    ]
-    assert desk.out(uid)[-1].end == "done"
+def test_a_repeated_step_of_them_changes_nothing(desk: Desk) -> None:
+    _, [job] = desk.running()
+    step = Step((prompt_row(job, 1), prompt_row(job, 2)))
+    desk.emit(step)
     before = contents(desk.bus)
-    assert desk.bus.run(call).code == "MOVED"
+    assert desk.bus.run(desk.emit_call(step, 1)).backlog == 1
     assert contents(desk.bus) == before
 
 
-def test_a_prompt_is_echoed_with_the_accepted_entry(desk: Desk) -> None:
-    request = desk.queued()
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_without_their_log_they_are_refused_and_make_none(desk: Desk, tokens: int) -> None:
+    request, [job] = desk.running()
+    _, [other] = desk.running()
+    desk.generate(job, tokens)
+    desk.bus.do("DEL", desk.keys.gen(request.uid, 0))
+    seen = len(desk.records())
+    reply = desk.emit(Step((prompt_row(job, 1), prompt_row(other, 1))))
+    assert reply.refused == ((request.uid, 0),)
+    assert desk.gen(request.uid) is None
+    assert [parse_records(text)[0].uid for text in desk.records()[seen:]] == [other.entry.uid]
+
+
+@pytest.mark.parametrize("log", ["", "100,101,", "100,101,102,103,"])
+def test_beside_a_log_of_another_length_they_are_refused(desk: Desk, log: str) -> None:
+    """Another worker got the choice. The end is its business, too."""
+    request, [job] = desk.running()
+    desk.generate(job, 3)
+    seen = len(desk.records())
+    desk.bus.do("SET", desk.keys.gen(request.uid, 0), log, "KEEPTTL")
+    rows = (prompt_row(job, 1), desk.row(job, None, "length"))
+    reply = desk.emit(Step(rows, (desk.end(job),)))
+    assert set(reply.refused) == {(request.uid, 0)}
+    assert (desk.gen(request.uid), len(desk.records())) == (log, seen)
+    assert desk.bus.do("PTTL", desk.keys.gen(request.uid, 0)) > 0
+    assert desk.pending(desk.sched, "sc") == 1
+
+
+# -- the scheduler ----------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A scheduler over a null engine, stepped by the test."""
+
+    def __init__(self, desk: Desk, name: str) -> None:
+        self.desk, self.name = desk, name
+        engine = NullEngine(step_ms=0, max_num_seqs=8, max_model_len=200, vocab_size=VOCAB)
+        self.worker = SchedulerWorker(
+            desk.bus, desk.keys, lambda: engine,
+            model=desk.model, worker=name, partitions=2, lease_ms=LEASE_MS, steadiness=Steady(),
+            announce=lambda: None,
+        )  # fmt: skip
+        for partition in range(2):
+            desk.bus.run(leases.renew(desk.keys, partition, name, 60_000, opening=True))
+        self.worker.startup()
+
+    def run_until_ended(self) -> None:
+        def ended() -> bool:
+            self.worker.step()
+            return self.desk.pending(self.desk.sched, "sc") == 0
+
+        until(ended, "the work has ended", 20, every=0.0)
+
+    def run_until_rows(self, count: int) -> None:
+        def sent() -> bool:
+            self.worker.step()
+            return len(self.desk.records()) >= count
+
+        until(sent, "rows were sent", 20, every=0.0)
+
+    def crash(self) -> None:
+        """Its process is gone, and a supervisor has said so."""
+        for partition in range(2):
+            self.desk.bus.run(leases.retire(self.desk.keys, partition, self.name, drained=False))
+        self.worker.shutdown()
+
+
+@pytest.fixture
+def benches(desk: Desk) -> Iterator[list[Bench]]:
+    made: list[Bench] = []
+    yield made
+    for bench in made:
+        bench.worker.shutdown()
+
+
+def begin(desk: Desk, benches: list[Bench], **params: int) -> Bench:
+    """A scheduler with one request of two choices."""
+    desk.params = SamplingParams(**{"seed": 7, "max_tokens": TOKENS, **params})
+    request = desk.queued(n=2)
     [entry] = desk.read_in()
-    desk.tok_done(request, entry, (PROMPT,), echo=write_echo(CODEC, ["Hello🙂!"], [PROMPT]))
-    [accepted] = desk.out(request.uid)
-    assert (accepted.accepted, accepted.echo) == (4, '[["Hello🙂!",0]]')
+    desk.tok_done(request, entry, [PROMPT])
+    benches.append(Bench(desk, "scheduler-1"))
+    return benches[-1]
+
+
+def records(desk: Desk, choice: int) -> list[TokRecord]:
+    """What was sent of a choice."""
+    return [record for text in desk.records() for record in parse_records(text) if record.choice == choice]
+
+
+def numbers(words: str) -> tuple[float, dict[int, float]]:
+    logprob, *top = words.split(",")
+    pairs = (pair.split(":") for pair in top)
+    return float(logprob), {int(number): float(value) for number, value in pairs}
+
+
+def check_prompt(sent: list[TokRecord]) -> int:
+    """Every position from 1 on, with no gap; gives how often it began anew."""
+    nearest, begun = 0, 0
+    for record in sent:
+        start, *stretch = record.prompt.split(";")
+        assert (record.token, record.end, record.index) == (None, "", 0)
+        assert int(start) in (1, nearest + 1)
+        begun += start == "1"
+        for nearest, words in enumerate(stretch, int(start)):
+            wanted = logprobs_at(PROMPT[nearest], nearest, 3, vocab_size=VOCAB)
+            assert numbers(words) == (wanted.logprob, dict(wanted.top))
+    assert nearest == len(PROMPT) - 1
+    return begun
+
+
+def check_tokens(sent: list[TokRecord], choice: int, count: int = TOKENS) -> None:
+    assert [record.token for record in sent] == [token_at(7 + choice, index) for index in range(count)]
+    for index, record in enumerate(sent):
+        assert record.token is not None
+        wanted = logprobs_at(record.token, index, 2, vocab_size=VOCAB)
+        assert numbers(record.logprobs) == (wanted.logprob, dict(wanted.top))
+    assert [record.end for record in sent] == [""] * (count - 1) + ["length"]
+
+
+def test_every_choice_is_sent_with_its_logprobs_and_those_of_the_prompt(
+    desk: Desk, benches: list[Bench]
+) -> None:
+    begin(desk, benches, logprobs=2, prompt_logprobs=3).run_until_ended()
+    for choice in (0, 1):
+        sent = records(desk, choice)
+        assert check_prompt([record for record in sent if record.prompt]) == 1
+        check_tokens([record for record in sent if not record.prompt], choice)
+        assert [bool(record.prompt) for record in sent] == [True] * 3 + [False] * TOKENS
+
+
+def test_without_being_asked_none_are_sent(desk: Desk, benches: list[Bench]) -> None:
+    begin(desk, benches).run_until_ended()
+    assert not [text for text in desk.records() if "=" in text]
+
+
+def test_a_request_for_no_tokens_ends_with_its_prompt(desk: Desk, benches: list[Bench]) -> None:
+    begin(desk, benches, max_tokens=0, logprobs=2, prompt_logprobs=3).run_until_ended()
+    for choice in (0, 1):
+        *sent, last = records(desk, choice)
+        assert check_prompt(sent) == 1
+        assert (last.token, last.end, last.index, last.logprobs) == (None, "length", 0, "")
+
+
+def test_a_new_owner_sends_the_prompt_again_if_there_is_no_token(desk: Desk, benches: list[Bench]) -> None:
+    """Nothing tells how much of it was sent. That it was sent is no progress: the crash counts."""
+    bench = begin(desk, benches, max_tokens=0, prompt_logprobs=3)
+    bench.run_until_rows(2)
+    assert not [record for record in records(desk, 0) if record.end]
+    bench.crash()
+    benches.append(Bench(desk, "scheduler-2"))
+    benches[-1].run_until_ended()
+    [uid] = {record.uid for record in records(desk, 0)}
+    assert desk.bus.do("HGET", desk.keys.req(uid), "attempts:0") == b"1"
+    for choice in (0, 1):
+        *sent, last = records(desk, choice)
+        assert check_prompt(sent) == 2
+        assert last.end == "length"
+
+
+def test_a_new_owner_sends_no_prompt_of_which_there_are_tokens(desk: Desk, benches: list[Bench]) -> None:
+    bench = begin(desk, benches, max_tokens=30, logprobs=2, prompt_logprobs=3)
+    bench.run_until_rows(2 * 3 + 2 * 4)
+    bench.crash()
+    sent_before = len(desk.records())
+    benches.append(Bench(desk, "scheduler-2"))
+    benches[-1].run_until_ended()
+    assert not [text for text in desk.records()[sent_before:] if "plp=" in text]
+    for choice in (0, 1):
+        sent = records(desk, choice)
+        assert check_prompt([record for record in sent if record.prompt]) == 1
+        check_tokens([record for record in sent if not record.prompt], choice, 30)
+
+
+def test_a_redis_that_rolled_back_gets_all_of_it_again(desk: Desk, benches: list[Bench]) -> None:
+    bench = begin(desk, benches, logprobs=2, prompt_logprobs=3)
+    bench.run_until_rows(2)
+    before = copy_of(desk.bus)
+    bench.run_until_ended()
+    put_back(desk.bus, before)
+    bench.run_until_ended()
+    for choice in (0, 1):
+        sent = records(desk, choice)
+        assert check_prompt([record for record in sent if record.prompt]) == 1
+        check_tokens([record for record in sent if not record.prompt], choice)

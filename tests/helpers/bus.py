@@ -55,6 +55,7 @@ class Desk:
     model: str = MODEL
     cls: str = INTERACTIVE
     epoch: int = 0
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(seed=7))
     seq: dict[str, int] = field(default_factory=dict)
 
     # -- requests ---------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ class Desk:
             uid=uid or new_uid(self.partition),
             kind=Kind.COMPLETION,
             model=self.model,
-            params=SamplingParams(seed=7),
+            params=self.params,
             payload={"prompt": payload},
             reply={"stream": True},
             n=n,
