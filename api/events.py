@@ -1,4 +1,4 @@
-"""Entries of a reply stream into what the client reads: events of a stream, or one collected answer. Pure.
+"""Entries of a reply into the events of a stream. Pure; `api.answer` collects them into one body instead.
 
 Everything here follows from `Request.reply` and the entries, so that any process can shape any answer, again
 if need be.
@@ -7,18 +7,20 @@ if need be.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from api.echo import Echo
 from api.errors import error_object
-from api.reasoning import Thoughts
+from api.logprobs import Row, Rows, chat_content, chat_logprobs, completion_logprobs
 from api.sse import DONE, event
 from common import errors
 from common.errors import MillstreamError
 from common.messages import Kind, OutEntry, Request, Usage
 
+#: What stands for no logprobs.
+NULL = b"null"
 _ID_PREFIX = {Kind.CHAT: "chatcmpl-", Kind.COMPLETION: "cmpl-"}
 
 
@@ -53,6 +55,10 @@ class Cursor:
             return True
         self._passed[choice] = 0
         return False
+
+    def passed(self, choice: int) -> int:
+        """Code points of the choice's text that have been passed on."""
+        return self._passed.get(choice, 0)
 
     def advance(self, entry: OutEntry) -> str:
         """What is new of an entry's text. Raises `GapError` rather than leaving something out."""
@@ -105,6 +111,11 @@ def stop_reason(entry: OutEntry) -> str | int | None:
     return reason
 
 
+def is_cut(entry: OutEntry) -> bool:
+    """Whether a stop string ended the choice."""
+    return isinstance(stop_reason(entry), str)
+
+
 class _Stream(ABC):
     """What the streams of both endpoints share. Subclasses write the events of one choice.
 
@@ -124,6 +135,12 @@ class _Stream(ABC):
         self._cursor = Cursor()
         self._prompt_tokens = 0
         self._tokens: dict[int, int] = {}
+        #: How many of the likeliest tokens each logprob comes with; None for no logprobs.
+        self._likeliest: int | None = request.reply.get("logprobs")
+        self._rows: dict[int, Rows] = {}
+        self._echo = Echo(request) if request.reply.get("echo") else None
+        #: Texts are all there is to tell.
+        self._plain = not self._running_usage and self._likeliest is None and self._echo is None
         self.done = False
 
     @property
@@ -133,7 +150,7 @@ class _Stream(ABC):
 
     def push(self, entry: OutEntry) -> bytes:
         """The events of one entry, framed."""
-        if not (entry.finish or entry.end or self._running_usage) and self._cursor.follows(entry):
+        if self._plain and not (entry.finish or entry.end) and self._cursor.follows(entry):
             return self._text(entry.choice, entry.text) if entry.text else b""  # by far the most common
         events = self._choice(entry) if entry.choice >= 0 else b""
         if entry.end:
@@ -146,6 +163,8 @@ class _Stream(ABC):
             return events + DONE
         if entry.accepted >= 0:
             self._prompt_tokens = entry.accepted
+            if self._echo is not None:
+                self._echo.learn(entry)
         return events
 
     def failure(self, error: MillstreamError) -> bytes:
@@ -156,14 +175,42 @@ class _Stream(ABC):
     def _choice(self, entry: OutEntry) -> bytes:
         if self._running_usage:
             self._count(entry)
-        begun = self._cursor.begun(entry.choice)
+        choice = entry.choice
+        events = b"" if self._cursor.begun(choice) else self._first(choice)
+        if self._echo is not None and choice not in self._cursor.ended:
+            events += self._echoed(entry, self._echo)
         text = self._cursor.advance(entry)
-        if not entry.finish or entry.choice in self._cursor.ended:
-            events = self._text(entry.choice, text) if text else b""
-        else:
-            self._cursor.ended.add(entry.choice)
-            events = self._finish(entry, text)
-        return events if begun else self._first(entry.choice) + events
+        logprobs = NULL if self._likeliest is None else self._logprobs(entry, self._likeliest)
+        if entry.finish and choice not in self._cursor.ended:
+            self._cursor.ended.add(choice)
+            return events + self._finish(entry, text, logprobs)
+        return events + (self._text(choice, text, logprobs) if text or logprobs != NULL else b"")
+
+    def _logprobs(self, entry: OutEntry, likeliest: int) -> bytes:
+        """The logprobs that go with what the entry has added to the text, as JSON."""
+        choice = entry.choice
+        if choice in self._cursor.ended:
+            return NULL
+        rows, at = self._rows_of(choice), self._cursor.passed(choice)
+        rows.take(entry)
+        released = rows.last(at, cut=is_cut(entry)) if entry.finish else rows.release(at)
+        return self._shape(choice, released, likeliest) if released else NULL
+
+    def _echoed(self, entry: OutEntry, echo: Echo) -> bytes:
+        """Events of the prompt, all of which come before the first of its completion."""
+        choice, events = entry.choice, b""
+        if entry.prompt_logprobs and self._likeliest is not None:
+            rows, end = self._rows_of(choice).prompt(entry.prompt_logprobs)
+            if rows:
+                shown = completion_logprobs(rows, self._likeliest, echo.offsets(choice, rows))
+                events = self._text(choice, echo.pass_on(choice, end), orjson.dumps(shown))
+        if entry.text or entry.logprobs or entry.finish:
+            rest = echo.pass_on(choice)
+            events += self._text(choice, rest) if rest else b""
+        return events
+
+    def _rows_of(self, choice: int) -> Rows:
+        return self._rows.setdefault(choice, Rows())
 
     def _count(self, entry: OutEntry) -> None:
         self._tokens[entry.choice] = max(entry.n, self._tokens.get(entry.choice, 0))
@@ -179,10 +226,13 @@ class _Stream(ABC):
     def _first(self, choice: int) -> bytes: ...
 
     @abstractmethod
-    def _text(self, choice: int, text: str) -> bytes: ...
+    def _text(self, choice: int, text: str, logprobs: bytes = NULL) -> bytes: ...
 
     @abstractmethod
-    def _finish(self, entry: OutEntry, text: str) -> bytes: ...
+    def _finish(self, entry: OutEntry, text: str, logprobs: bytes) -> bytes: ...
+
+    @abstractmethod
+    def _shape(self, choice: int, rows: list[Row], likeliest: int) -> bytes: ...
 
 
 class ChatStream(_Stream):
@@ -193,12 +243,17 @@ class ChatStream(_Stream):
     def _first(self, choice: int) -> bytes:
         return self._delta(choice, b'{"role":"assistant","content":""}')
 
-    def _text(self, choice: int, text: str) -> bytes:
+    def _text(self, choice: int, text: str, logprobs: bytes = NULL) -> bytes:
         before = self._before.get(choice) or self._begin(choice, b'"delta":{"content":')
-        return b'%b%b},"logprobs":null,"finish_reason":null}%b' % (before, orjson.dumps(text), self._tail)
+        return b'%b%b},"logprobs":%b,"finish_reason":null}%b' % (
+            before,
+            orjson.dumps(text),
+            logprobs,
+            self._tail,
+        )
 
-    def _finish(self, entry: OutEntry, text: str) -> bytes:
-        events = self._text(entry.choice, text) if text else b""
+    def _finish(self, entry: OutEntry, text: str, logprobs: bytes) -> bytes:
+        events = self._text(entry.choice, text, logprobs) if text or logprobs != NULL else b""
         end = {"finish_reason": entry.finish, "stop_reason": stop_reason(entry)}
         return events + b'%b%d,"delta":{},"logprobs":null,%b%b' % (
             self._head,
@@ -207,11 +262,17 @@ class ChatStream(_Stream):
             self._tail,
         )
 
-    def _delta(self, choice: int, delta: bytes) -> bytes:
-        return b'%b%d,"delta":%b,"logprobs":null,"finish_reason":null}%b' % (
+    def _shape(self, choice: int, rows: list[Row], likeliest: int) -> bytes:
+        del choice
+        content = chat_content(rows, likeliest)
+        return orjson.dumps(chat_logprobs(content)) if content else NULL
+
+    def _delta(self, choice: int, delta: bytes, logprobs: bytes = NULL) -> bytes:
+        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":null}%b' % (
             self._head,
             choice,
             delta,
+            logprobs,
             self._tail,
         )
 
@@ -225,79 +286,26 @@ class CompletionStream(_Stream):
         del choice  # nothing comes before the text
         return b""
 
-    def _text(self, choice: int, text: str) -> bytes:
+    def _text(self, choice: int, text: str, logprobs: bytes = NULL) -> bytes:
         before = self._before.get(choice) or self._begin(choice, b'"text":')
-        return b'%b%b,"logprobs":null,"finish_reason":null}%b' % (before, orjson.dumps(text), self._tail)
+        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (
+            before,
+            orjson.dumps(text),
+            logprobs,
+            self._tail,
+        )
 
-    def _finish(self, entry: OutEntry, text: str) -> bytes:
+    def _finish(self, entry: OutEntry, text: str, logprobs: bytes) -> bytes:
         end = {"finish_reason": entry.finish, "stop_reason": stop_reason(entry)}
-        return b'%b%d,"text":%b,"logprobs":null,%b%b' % (
+        return b'%b%d,"text":%b,"logprobs":%b,%b%b' % (
             self._head,
             entry.choice,
             orjson.dumps(text),
+            logprobs,
             orjson.dumps(end)[1:],
             self._tail,
         )
 
-
-class Answer:
-    """The whole answer of a request that is not streamed, collected entry by entry."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._cursor = Cursor()
-        self._texts: list[list[str]] = [[] for _ in range(request.choices)]
-        self._thoughts = Thoughts(request.reply) if request.reply.get("reasoning") else None
-        self._reasoning: list[list[str]] = [[] for _ in range(request.choices)]
-        self._ends: dict[int, OutEntry] = {}
-        self._usage = Usage(0, 0, 0)
-        self.done = False
-
-    def push(self, entry: OutEntry) -> None:
-        """Takes one entry. Raises the error of one that carries an error."""
-        if entry.choice >= 0:
-            text = self._cursor.advance(entry)
-            if self._thoughts is not None:
-                thought, text = self._thoughts.take(entry, text)
-                self._reasoning[entry.choice].append(thought)
-            self._texts[entry.choice].append(text)
-            if entry.finish:
-                self._cursor.ended.add(entry.choice)
-                self._ends.setdefault(entry.choice, entry)
-        if entry.end == "error":
-            raise error_of(entry)
-        if entry.end:
-            self.done = True
-            self._usage = entry.usage or self._usage
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far."""
-        return 0 if self._thoughts is None else self._thoughts.tokens
-
-    def body(self) -> bytes:
-        """The response body; only complete once `done`."""
-        chat = self._request.kind is Kind.CHAT
-        shared = envelope(self._request, "chat.completion" if chat else "text_completion")
-        fingerprint = {"system_fingerprint": shared.pop("system_fingerprint")}
-        choices = [self._choice(choice, chat=chat) for choice in range(self._request.choices)]
-        usage = usage_object(self._usage, self.reasoning_tokens)
-        return orjson.dumps(shared | {"choices": choices, "usage": usage} | fingerprint)
-
-    def _choice(self, choice: int, *, chat: bool) -> dict[str, Any]:
-        text = "".join(self._texts[choice])
-        end = self._ends.get(choice)
-        content: Mapping[str, Any] = {"message": self._message(choice, text)} if chat else {"text": text}
-        return {
-            "index": choice,
-            **content,
-            "logprobs": None,
-            "finish_reason": end.finish if end else None,
-            "stop_reason": stop_reason(end) if end else None,
-        }
-
-    def _message(self, choice: int, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._thoughts is not None and not self._thoughts.hidden:
-            message["reasoning_content"] = "".join(self._reasoning[choice]) or None
-        return message
+    def _shape(self, choice: int, rows: list[Row], likeliest: int) -> bytes:
+        before = len(self._echo.text(choice)) if self._echo is not None else 0
+        return orjson.dumps(completion_logprobs(rows, likeliest, [before + row["at"] for row in rows]))

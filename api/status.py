@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import orjson
 
+from api.answer import Answer
 from api.errors import error_object
-from api.events import Answer, error_of, usage_object
+from api.events import error_of, usage_object
 from common.messages import OutEntry, Request, Usage
 
 _ATTEMPTS = b"attempts:"

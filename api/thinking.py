@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from api.events import ChatStream
+from api.events import NULL, ChatStream
 from api.reasoning import Thoughts
 from common.messages import OutEntry, Request
 
@@ -23,19 +23,21 @@ class ThinkingStream(ChatStream):
         return self._thoughts.tokens
 
     def push(self, entry: OutEntry) -> bytes:
-        """The events of one entry, framed; none of one that may yet turn out to be a part of a tag."""
+        """The events of one entry, framed; none of text that may yet turn out to be a part of a tag."""
         self._entry = entry
         return super().push(entry)
 
-    def _text(self, choice: int, text: str) -> bytes:
-        return self._apart(choice, *self._thoughts.take(self._entry, text))
+    def _text(self, choice: int, text: str, logprobs: bytes = NULL) -> bytes:
+        return self._apart(choice, *self._thoughts.take(self._entry, text), logprobs)
 
-    def _finish(self, entry: OutEntry, text: str) -> bytes:
-        thought, said = self._thoughts.take(entry, text)
-        return self._apart(entry.choice, thought, said) + super()._finish(entry, "")
+    def _finish(self, entry: OutEntry, text: str, logprobs: bytes) -> bytes:
+        events = self._apart(entry.choice, *self._thoughts.take(entry, text), logprobs)
+        return events + super()._finish(entry, "", NULL)
 
-    def _apart(self, choice: int, thought: str, said: str) -> bytes:
+    def _apart(self, choice: int, thought: str, said: str, logprobs: bytes) -> bytes:
+        """The logprobs of all that came go with the first event of it."""
         events = b""
         if thought:
-            events = self._delta(choice, b'{"reasoning_content":%b}' % orjson.dumps(thought))
-        return events + super()._text(choice, said) if said else events
+            delta = b'{"reasoning_content":%b}' % orjson.dumps(thought)
+            events, logprobs = self._delta(choice, delta, logprobs), NULL
+        return events + super()._text(choice, said, logprobs) if said or logprobs != NULL else events

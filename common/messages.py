@@ -227,12 +227,16 @@ class Usage:
 class OutEntry:
     """One entry of a reply stream `ms:{p}:out:<uid>`; which fields are set says what it is.
 
-    accepted (``accepted``), text of a choice (``choice`` >= 0; with ``finish`` its last), an answer of
-    /tokenize or /detokenize (``answer``), and the one terminal entry (``end`` is done or error), which
-    may also be the last text. ``n`` counts the choice's tokens covered so far, ``at`` is the offset of
+    accepted (``accepted``, and ``echo``), text of a choice (``choice`` >= 0; with ``finish`` its last), an
+    answer of /tokenize or /detokenize (``answer``), and the one terminal entry (``end`` is done or error),
+    which may also be the last text. ``n`` counts the choice's tokens covered so far, ``at`` is the offset of
     ``text`` in the choice's text, in code points; the entry's field ``at`` has all three numbers, since every
     field of an entry costs Redis and its readers as much as a number. ``stop`` is JSON: the stop string or
     token id that hit.
+
+    JSON too, and only where they were asked for: ``logprobs`` is the row of token number ``n`` - 1, which
+    comes with its token even if its text is held back; ``prompt_logprobs`` is a stretch of the prompt's rows.
+    Both are `workers.text.logprobs`'s and may come with a text or without. ``echo``: see `workers.text.echo`.
     """
 
     id: str
@@ -242,7 +246,10 @@ class OutEntry:
     text: str = ""
     finish: str = ""
     stop: str = ""
+    logprobs: str = ""
+    prompt_logprobs: str = ""
     accepted: int = -1
+    echo: str = ""
     answer: str = ""
     end: str = ""
     usage: Usage | None = None
@@ -251,7 +258,21 @@ class OutEntry:
     param: str = ""
 
 
-_TEXTS = frozenset({b"text", b"finish", b"stop", b"answer", b"end", b"error", b"message", b"param"})
+_TEXTS = frozenset(
+    {
+        b"text",
+        b"finish",
+        b"stop",
+        b"logprobs",
+        b"prompt_logprobs",
+        b"echo",
+        b"answer",
+        b"end",
+        b"error",
+        b"message",
+        b"param",
+    }
+)
 
 
 def parse_out(entry_id: bytes, fields: Sequence[bytes]) -> OutEntry:

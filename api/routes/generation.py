@@ -9,8 +9,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from api import returning
+from api.answer import Answer
 from api.client import Client
-from api.events import Answer, ChatStream, CompletionStream, error_of
+from api.events import ChatStream, CompletionStream, error_of
 from api.keyed import join
 from api.middleware import GENERATION, label_of
 from api.replies import Reply

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from api.schemas import unsupported
-from api.schemas.common import Flag, GenerationFields
+from api.schemas.common import MAX_LOGPROBS, Flag, GenerationFields
 from api.schemas.messages import Messages, chat_payload
 from common import messages as bus
 from common.bus.registry import ModelInfo
+from common.errors import InvalidRequestError
 
 _COUNT_MAX = 2**31 - 1
 
@@ -21,6 +22,8 @@ class ChatRequest(GenerationFields):
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_COUNT_MAX)] | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -29,6 +32,14 @@ class ChatRequest(GenerationFields):
     separate_reasoning: Flag | None = None
     """False leaves reasoning in the content, as the model wrote it. Left out: true."""
     reasoning_effort: Annotated[str, Field(strict=True, max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError(
+                "top_logprobs is only allowed when logprobs is true.", param="top_logprobs"
+            )
+        return self
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> ChatRequest:
@@ -41,12 +52,17 @@ class ChatRequest(GenerationFields):
         kwargs = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", self.reasoning_effort)
-        n = self.n or 1
+        n, logprobs = self.n or 1, self.top_logprobs or 0 if self.logprobs else None
         return bus.Request(
             uid="",
             kind=bus.Kind.CHAT,
             model=model.id,
-            params=self.sampling(model, self.max_completion_tokens or self.max_tokens),
+            params=self.sampling(
+                model,
+                self.max_completion_tokens or self.max_tokens,
+                logprobs=logprobs,
+                prompt_logprobs=self.prompt_logprobs,
+            ),
             payload=chat_payload(
                 self.messages,
                 add_generation_prompt=self.add_generation_prompt,
@@ -55,7 +71,7 @@ class ChatRequest(GenerationFields):
                 add_special_tokens=self.add_special_tokens,
             )
             | self.truncation,
-            reply=self.reply_fields(model, n),
+            reply=self.reply_fields(model, n, logprobs=logprobs),
             cls=self.work_class,
             n=n,
             choices=n,

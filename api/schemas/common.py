@@ -26,9 +26,11 @@ MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SAMPLES = 128
+#: Likeliest tokens that a logprob may come with.
+MAX_LOGPROBS = 20
 #: Choices of one request: prompts times samples.
 MAX_CHOICES = 1024
-_COUNT_MAX = 2**31 - 1
+COUNT_MAX = 2**31 - 1
 #: Below this a temperature is 0: exact argmax.
 _COLD = 1e-5
 
@@ -106,8 +108,8 @@ class GenerationFields(ClientFields):
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, _number(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Annotated[int, _number(ge=1, le=_COUNT_MAX)] | None = None
-    min_tokens: Annotated[int, _number(ge=0, le=_COUNT_MAX)] | None = None
+    max_tokens: Annotated[int, _number(ge=1, le=COUNT_MAX)] | None = None
+    min_tokens: Annotated[int, _number(ge=0, le=COUNT_MAX)] | None = None
     temperature: Annotated[float, _number(ge=0, le=2)] | None = None
     top_p: Annotated[float, _number(ge=0, le=1)] | None = None
     top_k: Annotated[int, _number(ge=-1, le=SEED_MAX)] | None = None
@@ -120,6 +122,7 @@ class GenerationFields(ClientFields):
         tuple[tuple[int, float], ...],
         PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
     ] = ()
+    prompt_logprobs: Annotated[int, _number(ge=0, le=MAX_LOGPROBS)] | None = None
     seed: Annotated[int, _number(ge=SEED_MIN, le=SEED_MAX)] | None = None
     stop: Annotated[
         tuple[str, ...], PlainValidator(_stop_strings, json_schema_input_type=str | list[str] | None)
@@ -129,7 +132,7 @@ class GenerationFields(ClientFields):
     ignore_eos: Flag | None = None
     skip_special_tokens: Flag | None = None
     add_special_tokens: Flag | None = None
-    truncate_prompt_tokens: Annotated[int, _number(ge=-1, le=_COUNT_MAX)] | None = None
+    truncate_prompt_tokens: Annotated[int, _number(ge=-1, le=COUNT_MAX)] | None = None
     """Keep so many of the prompt's last tokens; -1: as many as leave room for one more. Left out: all."""
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
@@ -138,6 +141,14 @@ class GenerationFields(ClientFields):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError(
                 "stream_options is only allowed when stream is true.", param="stream_options"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_in_one_piece(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError(
+                "prompt_logprobs are not available when stream is true.", param="prompt_logprobs"
             )
         return self
 
@@ -152,7 +163,14 @@ class GenerationFields(ClientFields):
         kept = self.truncate_prompt_tokens
         return {} if kept is None else {"truncate_prompt_tokens": kept}
 
-    def sampling(self, model: ModelInfo, max_tokens: int | None) -> SamplingParams:
+    def sampling(
+        self,
+        model: ModelInfo,
+        max_tokens: int | None,
+        *,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
         """Sampling parameters for ``model``, whose own defaults stand in for what was left out."""
         if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
             raise InvalidRequestError("min_tokens must not be greater than max_tokens.", param="min_tokens")
@@ -180,10 +198,15 @@ class GenerationFields(ClientFields):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             skip_special_tokens=self.skip_special_tokens is not False,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def reply_fields(self, model: ModelInfo, choices: int) -> dict[str, Any]:
-        """What any API process needs to shape the answer: `Request.reply`."""
+    def reply_fields(
+        self, model: ModelInfo, choices: int, *, logprobs: int | None, echo: bool = False
+    ) -> dict[str, Any]:
+        """What any API process needs to shape the answer: `Request.reply`; of extras, those asked for."""
+        extras = {"logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs, "echo": echo or None}
         options = self.stream_options or StreamOptions()
         return {
             "model": self.model,
@@ -193,7 +216,7 @@ class GenerationFields(ClientFields):
             "usage": bool(options.include_usage),
             "running_usage": bool(options.continuous_usage_stats),
             "choices": choices,
-        }
+        } | {name: value for name, value in extras.items() if value is not None}
 
 
 def _either(given: float | None, default: Any, fallback: float) -> float:

@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.schemas import unsupported
-from api.schemas.common import MAX_CHOICES, GenerationFields, check_token_ids
+from api.schemas.common import COUNT_MAX, MAX_CHOICES, MAX_LOGPROBS, Flag, GenerationFields, check_token_ids
 from common import messages as bus
 from common.bus.registry import ModelInfo
 from common.errors import InvalidRequestError
@@ -61,6 +61,10 @@ class CompletionRequest(GenerationFields):
     """Prompts to be continued."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_AnyPrompt)]
+    #: With 0 the prompt is only scored.
+    max_tokens: Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: Flag | None = None
     best_of: Annotated[int, Field(strict=True)] | None = None
 
     @model_validator(mode="after")
@@ -69,6 +73,14 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequestError("best_of is only supported when it equals n.", param="best_of")
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise InvalidRequestError(f"Prompts times n may be at most {MAX_CHOICES}.", param="n")
+        return self
+
+    @model_validator(mode="after")
+    def _no_tokens_need_an_echo(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError(
+                "max_tokens must be at least 1, except with echo, to score a prompt.", param="max_tokens"
+            )
         return self
 
     @classmethod
@@ -88,14 +100,25 @@ class CompletionRequest(GenerationFields):
             uid="",
             kind=bus.Kind.COMPLETION,
             model=model.id,
-            params=self.sampling(model, self.max_tokens or DEFAULT_MAX_TOKENS),
+            params=self.sampling(
+                model,
+                DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+                logprobs=self.logprobs,
+                prompt_logprobs=self._likeliest_in_prompt(),
+            ),
             payload={
                 "prompt": self.prompt,
                 "add_special_tokens": self.add_special_tokens is not False,
+                "echo": bool(self.echo),
                 **self.truncation,
             },
-            reply=self.reply_fields(model, choices),
+            reply=self.reply_fields(model, choices, logprobs=self.logprobs, echo=bool(self.echo)),
             cls=self.work_class,
             n=n,
             choices=choices,
         )
+
+    def _likeliest_in_prompt(self) -> int | None:
+        """How many of the likeliest tokens are needed for each of the prompt's; an echo has logprobs too."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in wanted if count is not None), default=None)

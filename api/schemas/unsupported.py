@@ -32,7 +32,6 @@ def _plain_text(value: Any) -> bool:
 
 _BOTH: dict[str, Harmless] = {
     "response_format": _plain_text,
-    "prompt_logprobs": _null_or_false,
     "structured_outputs": _null_or_empty,
     "guided_json": _null,
     "guided_regex": _null_or_empty,
@@ -42,7 +41,6 @@ _BOTH: dict[str, Harmless] = {
     "json_schema": _null,
     "regex": _null_or_empty,
     "ebnf": _null_or_empty,
-    "echo": _null_or_false,
     "use_beam_search": _null_or_false,
     "prompt_embeds": _null,
     "input_ids": _null,
@@ -57,8 +55,7 @@ CHAT: dict[str, Harmless] = _BOTH | {
     "tool_choice": _one_of(None, "none", "auto"),
     "functions": _null_or_empty,
     "function_call": _one_of(None, "none", "auto"),
-    "logprobs": _null_or_false,
-    "top_logprobs": _one_of(None, 0),
+    "echo": _null_or_false,
     "modalities": _one_of(None, [], ["text"]),
     "audio": _null,
     "store": _null_or_false,
@@ -68,7 +65,6 @@ CHAT: dict[str, Harmless] = _BOTH | {
     "mm_processor_kwargs": _null_or_empty,
 }
 COMPLETION: dict[str, Harmless] = _BOTH | {
-    "logprobs": _null,
     "suffix": _null_or_empty,
 }
 TOKENIZE: dict[str, Harmless] = {

@@ -28,9 +28,18 @@ def _gate(reply: bytes) -> Gate:
 
 
 def tok_done(
-    keys: Keys, request: messages.Request, entry: str, prompts: Sequence[Sequence[int]], ttl_ms: int
+    keys: Keys,
+    request: messages.Request,
+    entry: str,
+    prompts: Sequence[Sequence[int]],
+    ttl_ms: int,
+    *,
+    echo: str = "",
 ) -> Call[Gate]:
-    """TOK_DONE, by the tokenizer: token ids and one `sched` entry per choice; the reply is accepted."""
+    """TOK_DONE, by the tokenizer: token ids and one `sched` entry per choice; the reply is accepted.
+
+    ``echo`` goes with the accepted entry, if there is something to echo.
+    """
     p, uid = partition_of(request.uid), request.uid
     names = [
         keys.work_in(p, request.model, request.cls),
@@ -40,7 +49,7 @@ def tok_done(
         *(keys.gen(uid, choice) for choice in range(len(prompts) * request.n)),
     ]
     prompt_tokens = sum(map(len, prompts))
-    args = (TOKENIZERS, entry, uid, ttl_ms, prompt_tokens, messages.join_prompts(prompts))
+    args = (TOKENIZERS, entry, uid, ttl_ms, prompt_tokens, messages.join_prompts(prompts), echo)
     return Call("tok_done", names, args, _gate)
 
 
@@ -194,13 +203,15 @@ def _members(reply: Any) -> frozenset[str]:
 
 @dataclass(slots=True)  # not frozen: one is made per token, and freezing costs four times
 class Text:
-    """A plain delta of one choice."""
+    """A delta of one choice: text, rows of logprobs (see `common.messages.OutEntry`), or both."""
 
     uid: str
     choice: int
     n: int
     at: int
     text: str
+    logprobs: str = ""
+    prompt_logprobs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +228,8 @@ class Finished:
     text: str = ""
     finish: str = ""
     stop: str = ""
+    logprobs: str = ""
+    prompt_logprobs: str = ""
     #: The engine may still be generating this choice: ask it to stop.
     halt: bool = False
     error: str = ""
@@ -249,8 +262,9 @@ def pub(
     names = [keys.detok_lease(partition), keys.tok(partition), keys.cancel(partition), keys.pause(partition)]
     home = keys.base(partition)  # and not `Keys.out`, which looks for it in every uid
     names += [f"{home}out:{text.uid}" for text in texts]
+    more = _more(texts, finished)
     args: list[str | int | bytes] = [
-        epoch, group, expected, offset, entries, ttl_ms, len(texts), len(finished)
+        epoch, group, expected, offset, entries, ttl_ms, len(texts), len(finished), len(more) // 3
     ]  # fmt: skip
     for text in texts:
         args += (f"{text.choice} {text.n} {text.at}", text.text)
@@ -266,6 +280,7 @@ def pub(
             end.uid, end.choices, end.choice, end.n, end.at, end.text, end.finish, end.stop, int(end.halt),
             end.error, end.message, end.param,
         )  # fmt: skip
+    args += more
 
     def parse(reply: Any) -> Published:
         if isinstance(reply, list):
@@ -273,6 +288,18 @@ def pub(
         return Published("OK", offset)
 
     return Call("pub", names, args, parse)
+
+
+def _more(texts: Sequence[Text], finished: Sequence[Finished]) -> list[str | int]:
+    """Fields that few entries have, named apart so that the many do not pay for them."""
+    more: list[str | int] = []
+    entries: list[Text | Finished] = [*texts, *finished]
+    for place, made in enumerate(entries, 1):
+        if made.logprobs:
+            more += (place, "logprobs", made.logprobs)
+        if made.prompt_logprobs:
+            more += (place, "prompt_logprobs", made.prompt_logprobs)
+    return more
 
 
 def _request_keys(keys: Keys, uid: str, model: str, cls: str) -> tuple[str, ...]:

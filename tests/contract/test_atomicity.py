@@ -38,7 +38,7 @@ def _admit(desk: Desk) -> Call[Any]:
 def _tok_done(desk: Desk) -> Call[Any]:
     request = desk.queued(n=2)
     [entry] = desk.read_in()
-    return handoffs.tok_done(desk.keys, request, entry.id, ((1, 2),), TTL_MS)
+    return handoffs.tok_done(desk.keys, request, entry.id, ((1, 2),), TTL_MS, echo="[]")
 
 
 def _tok_end(desk: Desk) -> Call[Any]:
@@ -103,10 +103,10 @@ def _pub(desk: Desk) -> Call[Any]:
     desk.generate(third, 1)
     ends = [
         desk.finished(ending.uid, n=1, text="x", finish="stop"),
-        desk.finished(halted.uid, 0, 2, n=1, text="y", finish="stop", halt=True),
+        desk.finished(halted.uid, 0, 2, n=1, text="y", finish="stop", halt=True, logprobs="{}"),
         desk.finished(failed.uid, error="internal", message="No."),
     ]
-    return desk.pub_call([Text(halted.uid, 1, 1, 0, "z")], ends)
+    return desk.pub_call([Text(halted.uid, 1, 1, 0, "z", "{}", "{}")], ends)
 
 
 def _cancel(desk: Desk) -> Call[Any]:

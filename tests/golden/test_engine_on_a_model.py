@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from common.sampling import SamplingParams
-from tests.helpers.model import reference_logits, tiny_llama
-from workers.checkpoint import load_config, locate
-from workers.engine.config import EngineConfig
-from workers.engine.core import NativeEngine
-from workers.engine.loader import build_runner
+from tests.helpers.model import engine_on, reference_logits, tiny_llama
 from workers.engine.types import EngineRequest, Finish, Output
 
 VOCAB = 101
@@ -24,29 +20,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("llama")
     tiny_llama(path)
     return path
-
-
-def engine_on(folder: Path, *, kv_tokens: int = 2048, rows: int = 8, budget: int = 64, **limits: Any) -> Any:
-    checkpoint = locate(str(folder))
-    config = load_config(checkpoint)
-    runner = build_runner(
-        checkpoint,
-        config,
-        dtype="float32",
-        max_model_len=200,
-        max_num_seqs=rows,
-        block_size=4,
-        kv_cache_tokens=kv_tokens,
-    )
-    made = EngineConfig(
-        max_model_len=200,
-        max_num_seqs=rows,
-        max_num_batched_tokens=budget,
-        block_size=4,
-        verify_hits=True,
-        **limits,
-    )
-    return NativeEngine(runner, config=made, eos_ids=(), model_id="tiny")
 
 
 def requests() -> list[EngineRequest]:

@@ -55,6 +55,7 @@ class Desk:
     model: str = MODEL
     cls: str = INTERACTIVE
     epoch: int = 0
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(seed=7))
     seq: dict[str, int] = field(default_factory=dict)
 
     # -- requests ---------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ class Desk:
             uid=uid or new_uid(self.partition),
             kind=Kind.COMPLETION,
             model=self.model,
-            params=SamplingParams(seed=7),
+            params=self.params,
             payload={"prompt": payload},
             reply={"stream": True},
             n=n,
@@ -136,9 +137,13 @@ class Desk:
         return self.reader(self.work_in, TOKENIZERS, worker).read(count)
 
     def tok_done(
-        self, request: Request, entry: Entry, prompts: Sequence[Sequence[int]] = ((5, 6, 7),)
+        self,
+        request: Request,
+        entry: Entry,
+        prompts: Sequence[Sequence[int]] = ((5, 6, 7),),
+        echo: str = "",
     ) -> Gate:
-        return self.bus.run(handoffs.tok_done(self.keys, request, entry.id, prompts, TTL_MS))
+        return self.bus.run(handoffs.tok_done(self.keys, request, entry.id, prompts, TTL_MS, echo=echo))
 
     def tok_end(self, request: Request, entry: Entry, end: OutEntry, dead_reason: str = "") -> Gate:
         call = handoffs.tok_end(

@@ -9,7 +9,7 @@ from common.sampling import SamplingParams
 from tests.helpers.fake_runner import FakeRunner, Fault, no_fault
 from workers.engine.config import EngineConfig
 from workers.engine.core import NativeEngine
-from workers.engine.types import Engine, EngineRequest, Finish, Output
+from workers.engine.types import Engine, EngineRequest, Finish, Output, TokenLogprobs
 
 
 def build(
@@ -63,3 +63,23 @@ def finish(outputs: Sequence[Output]) -> Finish | None:
     """How a request ended; it must have done so once, last."""
     assert not any(output.finish for output in outputs[:-1])
     return outputs[-1].finish
+
+
+def prompt_logprobs(outputs: Iterable[Output]) -> list[TokenLogprobs]:
+    """What came for the prompt: stretch after stretch, from position 1 on, before any token."""
+    got: list[TokenLogprobs] = []
+    generated = False
+    for output in outputs:
+        generated = generated or output.token is not None
+        if output.prompt is not None:
+            assert (output.index, output.token, output.finish, output.logprobs) == (0, None, None, None)
+            assert not generated, "the prompt comes first"
+            assert output.prompt.start == len(got) + 1
+            assert output.prompt.tokens
+            got += output.prompt.tokens
+    return got
+
+
+def logprobs(outputs: Iterable[Output]) -> list[TokenLogprobs | None]:
+    """What came with each token."""
+    return [output.logprobs for output in outputs if output.token is not None]

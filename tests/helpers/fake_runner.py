@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.engine.plan import PENDING, Row, RowStart, StepPlan, StepResult
+from workers.engine.types import TokenLogprobs
 
 VOCAB = 50
 Fault = Callable[[RowStart, int], str]
@@ -23,6 +24,22 @@ def sample(digests: Iterable[int], seed: int, position: int, masked: Sequence[in
     while token in masked:
         token = (token + 1) % VOCAB
     return token
+
+
+def score(digests: Iterable[int], token: int, top: int) -> TokenLogprobs:
+    """How likely ``token`` was after everything before it. There are ties."""
+    prefix = hash(tuple(digests))
+    values = [-float(hash((prefix, one)) % 13) for one in range(VOCAB)]
+    ranked = sorted(range(VOCAB), key=lambda one: (-values[one], one))
+    return TokenLogprobs(values[token], tuple((one, values[one]) for one in ranked[:top]))
+
+
+def scores(prompt: Sequence[int], top: int, output: Sequence[int] = ()) -> list[TokenLogprobs]:
+    """What the tokens of a prompt get, from its second on; or those of its ``output``."""
+    digests = digests_of([*prompt, *output])
+    tokens = [*prompt, *output]
+    places = range(len(prompt), len(tokens)) if output else range(1, len(prompt))
+    return [score(digests[:at], tokens[at], top) for at in places]
 
 
 def digests_of(tokens: Iterable[int]) -> list[int]:
@@ -109,12 +126,22 @@ class FakeRunner:
         assert self._launched.popleft() is launched, "steps are collected in order"
         tokens: list[int | None] = []
         errors: dict[int, str] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        prompts: dict[int, list[TokenLogprobs]] = {}
         for place, row in enumerate(launched.plan.rows):
             tokens.append(self._compute(row))
+            if row.targets is not None:
+                at, top = row.targets.start, row.targets.top
+                prompts[place] = [
+                    score(self._read(row, at + offset), token, top)
+                    for offset, token in enumerate(row.targets.tokens)
+                ]
+            if row.logprobs is not None and (token := tokens[-1]) is not None:
+                logprobs[place] = score(self._read(row, row.start + len(row.tokens)), token, row.logprobs)
             if row.sample and (error := self._fault(self._rows[row.row].start, row.start + len(row.tokens))):
                 errors[place] = error
                 tokens[-1] = None
-        return StepResult(launched.plan.step, tuple(tokens), errors)
+        return StepResult(launched.plan.step, tuple(tokens), errors, logprobs, prompts)
 
     def _check_order(self, plan: StepPlan) -> None:
         decode = [len(row.tokens) == 1 and row.sample for row in plan.rows]
@@ -141,7 +168,13 @@ class FakeRunner:
             raise AssertionError("the host cannot know this token")
         else:
             assert list(row.tokens) == state.known[row.start : end]
-            assert row.sample == (end == len(state.known))
+            assert row.sample == (end == len(state.known) and state.start.params.max_tokens != 0)
+        assert row.logprobs == (state.start.params.logprobs if row.sample else None)
+        if (targets := row.targets) is not None:
+            until = targets.start + len(targets.tokens)
+            assert row.start < targets.start < until <= end + 1, "what stands before them is not computed"
+            assert list(targets.tokens) == list(state.start.prompt_ids[targets.start : until])
+            assert targets.top == state.start.params.prompt_logprobs
         assert len(row.blocks) * self.block_size >= end, "blocks do not cover the tokens"
         blocks = row.blocks[: -(-end // self.block_size)]
         assert all(0 <= block < self.num_blocks for block in blocks)
@@ -167,10 +200,12 @@ class FakeRunner:
         if not row.sample:
             return None
         end = row.start + len(row.tokens)
-        digests = [self._kv[self._slot(row, position)] for position in range(end)]
-        state.sampled = sample(digests, state.start.seed, end, row.masked)
+        state.sampled = sample(self._read(row, end), state.start.seed, end, row.masked)
         state.known.append(state.sampled)
         return state.sampled
+
+    def _read(self, row: Row, end: int) -> list[int]:
+        return [self._kv[self._slot(row, position)] for position in range(end)]
 
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size

@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from common.sampling import SamplingParams
+from workers.checkpoint import load_config, locate
 from workers.engine.attention import AttentionBackend, Metadata
+from workers.engine.config import EngineConfig
+from workers.engine.core import NativeEngine
+from workers.engine.loader import build_runner
 from workers.engine.models import Model
 from workers.engine.plan import Row, RowStart, StepPlan, StepResult
 from workers.engine.runner import ModelRunner
+from workers.engine.types import TokenLogprobs
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -46,11 +52,51 @@ def tiny_llama(folder: Path, *, shard_size: str = "1GB", seed: int = 0, **change
     return model
 
 
+def engine_on(folder: Path, *, kv_tokens: int = 2048, rows: int = 8, budget: int = 64, **limits: Any) -> Any:
+    """An engine on a small model, with blocks of 4 and contexts of 200 tokens."""
+    checkpoint = locate(str(folder))
+    config = load_config(checkpoint)
+    runner = build_runner(
+        checkpoint,
+        config,
+        dtype="float32",
+        max_model_len=200,
+        max_num_seqs=rows,
+        block_size=4,
+        kv_cache_tokens=kv_tokens,
+    )
+    made = EngineConfig(
+        max_model_len=200,
+        max_num_seqs=rows,
+        max_num_batched_tokens=budget,
+        block_size=4,
+        verify_hits=True,
+        **limits,
+    )
+    return NativeEngine(runner, config=made, eos_ids=(), model_id="tiny")
+
+
 @torch.inference_mode()
 def reference_logits(model: Any, tokens: Sequence[int], keep: int) -> torch.Tensor:
     """What transformers gives for the last ``keep`` positions of ``tokens``."""
     logits: torch.Tensor = model(torch.tensor([list(tokens)]), logits_to_keep=keep).logits[0].float()
     return logits
+
+
+def assert_logprobs(
+    reports: Sequence[TokenLogprobs | None], model: Any, tokens: Sequence[int], top: int
+) -> None:
+    """``reports``, of the last of ``tokens``, equal what transformers makes of all before each of them."""
+    wanted = reference_logits(model, tokens[:-1], len(reports)).log_softmax(dim=-1)
+    for report, row, token in zip(reports, wanted, tokens[len(tokens) - len(reports) :], strict=True):
+        assert report is not None
+        assert report.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        ids, values = [number for number, _ in report.top], [value for _, value in report.top]
+        assert len(set(ids)) == top
+        assert values == sorted(values, reverse=True)
+        # Ids that are all but equal may be in another order; their numbers tell.
+        assert values == pytest.approx(row[ids].tolist(), abs=1e-3)
+        assert values == pytest.approx(row.topk(top).values.tolist(), abs=1e-3)
 
 
 class Recorder:

@@ -1,8 +1,9 @@
 """Whatever is added, cancelled, paused and resumed, and however tight the cache: every request gets exactly
-the tokens it would get alone, at overlap depth 0 and 1, and everything it held comes back."""
+the tokens and logprobs it would get alone, at overlap depth 0 and 1, and everything it held comes back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from common.sampling import SamplingParams
-from tests.helpers.fake_runner import VOCAB, FakeRunner, RowStart, reference
+from tests.helpers.fake_runner import VOCAB, FakeRunner, RowStart, reference, scores
 from workers.engine.config import EngineConfig
 from workers.engine.core import NativeEngine
-from workers.engine.types import EngineRequest, Finish, Output
+from workers.engine.types import EngineRequest, Finish, Output, TokenLogprobs
 
 EOS = (7, 11)
 MAX_MODEL_LEN = 40
@@ -23,10 +24,12 @@ TEXTS = [[(seed * 31 + i * i) % VOCAB for i in range(MAX_MODEL_LEN)] for seed in
 prompts = st.tuples(st.sampled_from(TEXTS), st.integers(1, MAX_MODEL_LEN - 1)).map(lambda t: t[0][: t[1]])
 params = st.builds(
     SamplingParams,
-    max_tokens=st.sampled_from([None, 1, 2, 5, 17]),
+    max_tokens=st.sampled_from([None, 0, 1, 2, 5, 17]),
     min_tokens=st.sampled_from([0, 0, 3]),
     stop_token_ids=st.sampled_from([(), (3, 4)]),
     ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, None, 0, 3]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 2]),
 )
 
 
@@ -43,12 +46,30 @@ class Expected:
     tokens: list[int]
     finish: Finish
     at_once: bool = False  #: over before it began: a cancel comes too late
+    prompt: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[TokenLogprobs | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        top, prompt = self.request.params.logprobs, self.request.prompt_ids
+        self.logprobs = [None] * len(self.tokens) if top is None else scores(prompt, top, self.tokens)
 
     @classmethod
     def of(cls, request: EngineRequest, capacity: int) -> Expected:
+        expected = cls._generation(request, capacity)
+        top, refused = request.params.prompt_logprobs, expected.at_once and expected.finish is Finish.ERROR
+        if top is not None and not request.output_ids and not refused:
+            expected.prompt = scores(request.prompt_ids, top)
+            expected.at_once = expected.at_once and not expected.prompt
+        return expected
+
+    @classmethod
+    def _generation(cls, request: EngineRequest, capacity: int) -> Expected:
         params, prompt, given = request.params, list(request.prompt_ids), list(request.output_ids)
-        if len(prompt) >= MAX_MODEL_LEN or len(prompt) + len(given) >= capacity:
+        scoring = params.max_tokens == 0
+        if len(prompt) - scoring >= MAX_MODEL_LEN or len(prompt) + len(given) - scoring >= capacity:
             return cls(request, given, Finish.ERROR, at_once=True)
+        if scoring:
+            return cls(request, [], Finish.LENGTH, at_once=True)
         limit = min(MAX_MODEL_LEN - len(prompt), params.max_tokens or MAX_MODEL_LEN)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
         masked = (*EOS, *params.stop_token_ids)
@@ -72,10 +93,16 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
     cancelled: bool = False
+    #: How many of the prompt's logprobs.
+    scored: int = 0
 
     def take(self, output: Output) -> None:
         assert self.finish is None, "an output after the end"
+        if output.prompt is not None:
+            self.take_prompt(output)
+            return
         if output.token is not None:
+            assert output.logprobs == self.expected.logprobs[len(self.tokens)]
             assert output.index == len(self.tokens)
             self.tokens.append(output.token)
             assert not self.cancelled, "a token after the cancel"
@@ -86,6 +113,18 @@ class Seen:
             assert output.finish is Finish.CANCELLED
         elif output.finish:
             assert (output.finish, self.tokens) == (self.expected.finish, self.expected.tokens)
+            assert self.scored == len(self.expected.prompt)
+
+    def take_prompt(self, output: Output) -> None:
+        """Stretches follow each other without gap or repeat, and come before everything else."""
+        assert output.prompt is not None
+        assert (output.index, output.token, output.finish) == (0, None, None)
+        assert not self.tokens, "prompt logprobs after a token"
+        assert not self.cancelled, "prompt logprobs after the cancel"
+        assert output.prompt.tokens, "an empty stretch"
+        assert output.prompt.start == self.scored + 1
+        self.scored += len(output.prompt.tokens)
+        assert list(output.prompt.tokens) == self.expected.prompt[output.prompt.start - 1 : self.scored]
 
 
 class EngineMachine(RuleBasedStateMachine):

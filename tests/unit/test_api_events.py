@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.events import Answer, ChatStream, CompletionStream, GapError
+from api.answer import Answer
+from api.events import ChatStream, CompletionStream, GapError
 from common.errors import CancelledError, ContextLengthError, DeadlineError, MillstreamError
 from common.messages import Kind, OutEntry, Request, Usage
 from common.sampling import SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.events import Answer
+from api.answer import Answer
 from api.reasoning import CLOSE, OPEN, PARSERS, Splitter
 from api.resume import Numbered, Position
 from api.routes.generation import events_of
@@ -204,3 +204,24 @@ def test_what_redis_lost_and_brought_again_is_read_once() -> None:
     again = [*entries[:3], *entries[1:4], *entries[2:]]
     assert joined(chunks(request(), again), "reasoning_content") == "abc"
     assert joined(chunks(request(), again), "content") == "de"
+
+
+@given(st.sampled_from(sorted(PARSERS)), SNIPPETS, st.sets(st.integers(1, 80)), st.booleans())
+def test_logprobs_of_reasoning_tags_and_content_all_come_once(
+    parser: str, text: str, cuts: set[int], hidden: bool
+) -> None:
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [piece for piece in (text[start:end] for start, end in pairwise(places)) if piece]
+    entries = entries_of(pieces)
+    for entry in entries[1:-1]:
+        row = {"id": 9, "token": entry.text, "logprob": -0.5, "at": entry.at, "top": []}
+        entry.logprobs = orjson.dumps(row).decode()
+    asked = request(parser, hide_reasoning=hidden, logprobs=0)
+    streamed, answer = chunks(asked, entries), Answer(asked)
+    for entry in entries:
+        answer.push(entry)
+    [whole] = orjson.loads(answer.body())["choices"]
+    told = [c["logprobs"] for chunk in streamed for c in chunk["choices"] if c["logprobs"] is not None]
+    assert [each["token"] for logprobs in told for each in logprobs["content"]] == pieces
+    assert [each["token"] for each in whole["logprobs"]["content"]] == pieces
+    assert joined(streamed, "content") == whole["message"]["content"] == split(parser, text)[1]

@@ -235,18 +235,64 @@ def test_min_tokens_must_fit() -> None:
     assert refusal(complete, min_tokens=17).param == "min_tokens"
 
 
+def test_logprobs_of_a_chat() -> None:
+    assert chat().params.logprobs is None
+    assert (chat(logprobs=True).params.logprobs, chat(logprobs=True).reply["logprobs"]) == (0, 0)
+    asked = chat(logprobs=True, top_logprobs=20)
+    assert (asked.params.logprobs, asked.params.prompt_logprobs, asked.reply["logprobs"]) == (20, None, 20)
+    assert refusal(chat, top_logprobs=1).param == "top_logprobs"
+    assert refusal(chat, logprobs=False, top_logprobs=1).param == "top_logprobs"
+    for wrong in (21, -1, True, "1"):
+        assert refusal(chat, logprobs=True, top_logprobs=wrong).param == "top_logprobs"
+    assert refusal(chat, logprobs=1).param == "logprobs"
+
+
+def test_logprobs_of_a_completion() -> None:
+    assert complete().params.logprobs is None
+    for count in (0, 20):
+        asked = complete(logprobs=count)
+        assert (asked.params.logprobs, asked.params.prompt_logprobs, asked.reply["logprobs"]) == (
+            count, None, count,
+        )  # fmt: skip
+    for wrong in (21, -1, True, 1.0):
+        assert refusal(complete, logprobs=wrong).param == "logprobs"
+
+
+def test_an_echo_needs_the_logprobs_of_its_prompt() -> None:
+    asked = complete(echo=True)
+    assert (asked.params.prompt_logprobs, asked.payload["echo"], asked.reply["echo"]) == (None, True, True)
+    assert complete(echo=True, logprobs=0).params.prompt_logprobs == 0
+    assert complete(echo=True, logprobs=3, prompt_logprobs=5).params.prompt_logprobs == 5
+    assert complete(echo=True, logprobs=3, prompt_logprobs=1).params.prompt_logprobs == 3
+    assert "echo" not in complete(echo=False).reply
+    assert refusal(complete, echo="yes").param == "echo"
+
+
+def test_only_an_echo_may_have_no_tokens() -> None:
+    assert complete(echo=True, max_tokens=0).params.max_tokens == 0
+    assert refusal(complete, max_tokens=0).param == "max_tokens"
+    assert refusal(complete, max_tokens=0, echo=True, min_tokens=1).param == "min_tokens"
+    assert complete(max_tokens=None).params.max_tokens == 16
+
+
+def test_logprobs_of_a_prompt() -> None:
+    for make in (chat, complete):
+        asked = make(prompt_logprobs=0)
+        assert (asked.params.prompt_logprobs, asked.reply["prompt_logprobs"]) == (0, 0)
+        assert refusal(make, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+        for wrong in (21, -1, True):
+            assert refusal(make, prompt_logprobs=wrong).param == "prompt_logprobs"
+
+
 UNSUPPORTED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "response_format": {"type": "json_object"},
-    "logprobs": True,
-    "top_logprobs": 3,
     "modalities": ["text", "audio"],
     "audio": {"voice": "x"},
     "store": True,
-    "prompt_logprobs": 0,
     "structured_outputs": {"regex": "a"},
     "guided_json": {"type": "object"},
     "echo": True,
@@ -265,7 +311,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 0), ("suffix", "x"), ("echo", True), ("best_of", 2), ("prompt_logprobs", 1)],
+    [("suffix", "x"), ("best_of", 2), ("return_tokens_as_token_ids", True)],
 )
 def test_completions_refuse_too(name: str, value: object) -> None:
     assert refusal(complete, **{name: value}).param == name

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.engines import ask, drain, finish, tokens
+from tests.helpers.engines import ask, drain, finish, logprobs, prompt_logprobs, tokens
 from tests.helpers.text import bundled_codec
-from workers.engine.null import ASCII_IDS, NullEngine, token_at
-from workers.engine.types import Engine, Finish, Output
+from workers.engine.null import ASCII_IDS, STRETCH, NullEngine, logprobs_at, token_at
+from workers.engine.types import Engine, Finish, Output, TokenLogprobs
 
 
 class Clock:
@@ -113,6 +113,69 @@ def test_a_new_owner_continues_where_the_old_one_was():
     outputs = drain(engine)["a"]
     assert tokens(outputs) == course(1, 9)[4:]
     assert [output.index for output in outputs] == [4, 5, 6, 7, 8]
+
+
+PROMPT = [(at * 31) % 49152 for at in range(2 * STRETCH + 10)]
+
+
+def said(of: list[int], places: range, top: int) -> list[TokenLogprobs]:
+    return [logprobs_at(of[place], place, top, vocab_size=49152) for place in places]
+
+
+def test_logprobs_are_made_up_of_token_and_place_alone():
+    near_the_end = ((49150, -0.25), (49151, -1.25), (0, -2.25), (1, -3.25))
+    assert logprobs_at(49150, 3, 4, vocab_size=49152) == (-0.25, near_the_end)
+    assert logprobs_at(2, 0, 9, vocab_size=3).top == ((2, -0.0625), (0, -1.0625), (1, -2.0625))
+    assert logprobs_at(7, 5, 0, vocab_size=9).top == ()
+
+
+def test_a_token_comes_with_its_logprobs_where_they_are_asked_for():
+    engine = null()
+    engine.add(ask("asks", [1], max_tokens=9, seed=1, logprobs=2))
+    engine.add(ask("zero", [1], max_tokens=9, seed=1, logprobs=0))
+    engine.add(ask("plain", [1], max_tokens=9, seed=1))
+    engine.add(ask("later", [1], max_tokens=9, seed=1, logprobs=2, output_ids=course(1, 4)))
+    outputs = drain(engine)
+    assert logprobs(outputs["asks"]) == said(course(1, 9), range(9), 2)
+    assert logprobs(outputs["zero"]) == said(course(1, 9), range(9), 0)
+    assert logprobs(outputs["plain"]) == [None] * 9
+    assert logprobs(outputs["later"]) == said(course(1, 9), range(4, 9), 2)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_a_prompt_is_scored_stretch_by_stretch_before_its_tokens(max_tokens):
+    engine = null()
+    engine.add(ask("a", PROMPT, max_tokens=max_tokens, prompt_logprobs=2))
+    engine.add(ask("b", PROMPT, max_tokens=5))
+    [begun, _] = engine.step()
+    engine.pause("a")
+    assert [output.key for output in engine.step()] == ["b"]
+    engine.resume("a")
+    outputs = drain(engine)
+    got = [begun, *outputs["a"]]
+    assert prompt_logprobs(got) == said(PROMPT, range(1, len(PROMPT)), 2)
+    assert max(len(output.prompt.tokens) for output in got if output.prompt) == STRETCH
+    assert (tokens(got), finish(got)) == (course(0, max_tokens), Finish.LENGTH)
+    assert tokens(outputs["b"]) == course(0, 5)[2:]
+    assert not any(output.prompt for output in outputs["b"])
+
+
+def test_a_new_owner_scores_no_prompt_of_which_there_are_tokens():
+    engine = null()
+    engine.add(ask("a", PROMPT, max_tokens=9, prompt_logprobs=2, output_ids=course(0, 1)))
+    assert prompt_logprobs(drain(engine)["a"]) == []
+
+
+def test_what_asks_for_no_tokens_ends_at_once_or_when_it_is_scored():
+    engine = null(max_model_len=len(PROMPT))
+    engine.add(ask("nothing", PROMPT, max_tokens=0))
+    engine.add(ask("short", [1], max_tokens=0, prompt_logprobs=1))
+    engine.add(ask("scored", PROMPT, max_tokens=0, prompt_logprobs=1))
+    outputs = drain(engine)
+    assert outputs["nothing"] == [Output("nothing", 0, None, Finish.LENGTH)]
+    assert outputs["short"] == [Output("short", 0, None, Finish.LENGTH)]
+    assert len(prompt_logprobs(outputs["scored"])) == len(PROMPT) - 1
+    assert outputs["scored"][-1] == Output("scored", 0, None, Finish.LENGTH)
 
 
 def test_what_was_complete_or_can_never_run_ends_at_once():

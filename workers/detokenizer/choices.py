@@ -6,7 +6,8 @@ log; what its decoder would have released by then is already published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -16,9 +17,10 @@ from common.bus.handoffs import Finished, Text
 from common.bus.keys import INTERACTIVE, Keys
 from common.errors import DeadlineError, UnavailableError
 from common.logging import Log
-from common.messages import TokRecord, parse_ids, parse_out
+from common.messages import OutEntry, TokRecord, dumps, parse_ids, parse_out
 from common.sampling import SamplingParams
-from workers.text.stream import ChoiceDecoder, TextStreams
+from workers.text.logprobs import PromptRows, RowWriter
+from workers.text.stream import ChoiceDecoder, Delta, TextStreams
 
 log = Log(__name__)
 
@@ -37,7 +39,7 @@ _WANTED = ("params", "model", "class", "choices", "n", "deadline", "ids")
 class _State:
     """One choice being decoded."""
 
-    __slots__ = ("choices", "cls", "deadline", "decoder", "floor", "model")
+    __slots__ = ("choices", "cls", "deadline", "decoder", "floor", "model", "prompt_rows", "rows")
 
     def __init__(self, decoder: ChoiceDecoder, model: str, cls: str, choices: int, deadline: int) -> None:
         self.decoder = decoder
@@ -47,6 +49,36 @@ class _State:
         self.deadline = deadline
         #: Code points that are published for certain; less than the decoder released only after an upgrade.
         self.floor = 0
+        #: What writes the rows of logprobs, if those were asked for.
+        self.rows: RowWriter | None = None
+        self.prompt_rows: PromptRows | None = None
+
+    def take(self, record: TokRecord) -> Delta:
+        """What the record's token or end adds to the text."""
+        decoder = self.decoder
+        if record.token is not None:
+            return decoder.push(record.index, record.token, record.end or None)
+        if record.end:
+            return decoder.end(record.end)
+        return Delta("", decoder.at, decoder.n)  # it is there for the prompt's rows alone
+
+    def row_of(self, record: TokRecord) -> str:
+        """The row of the record's token, before the token is taken; "" for none.
+
+        It goes out in the same commit as the token's record is done with, even if the text is held back. So a
+        new owner, who has the tokens from their log but not their logprobs, never needs one that came before
+        his first record.
+        """
+        if self.rows is None or not record.logprobs or record.token is None or self.decoder.finished:
+            return ""
+        place = self.decoder.place(record.token, record.end or None)
+        return dumps(self.rows.row(record.token, record.logprobs, place))
+
+    def prompt_rows_of(self, record: TokRecord) -> str:
+        """The stretch of the prompt's rows that the record adds; "" for none."""
+        if self.prompt_rows is None or not (record.prompt or not self.prompt_rows.done):
+            return ""
+        return self.prompt_rows.take(record.prompt)
 
 
 class Choices:
@@ -60,11 +92,14 @@ class Choices:
         self._unwanted: set[tuple[str, int]] = set()
         #: What was read of requests that begin, until it is asked for.
         self._rows: dict[tuple[str, int], Any] = {}
+        #: Rows of prompts that are published, by request and choice; as found when one of it was begun.
+        self._prompts: dict[str, dict[int, int]] = {}
 
     def clear(self) -> None:
         """Forget everything; it is rebuilt from Redis as records come."""
         self._states.clear()
         self._unwanted.clear()
+        self._prompts.clear()
 
     def prune(self, now_ms: int) -> None:
         """Forget choices whose deadline is well past: their scheduler will not send an end any more.
@@ -73,6 +108,7 @@ class Choices:
         """
         for key in [key for key, state in self._states.items() if state.deadline + _LATE_MS < now_ms]:
             del self._states[key]
+        self._prompts.clear()
         if len(self._unwanted) > _UNWANTED_LIMIT:
             self._unwanted.clear()
 
@@ -128,15 +164,15 @@ class Choices:
         if record.error:
             del self._states[key]
             return self._failed(record, state)
-        if record.token is None:
-            delta = state.decoder.end(record.end)
-        else:
-            delta = state.decoder.push(record.index, record.token, record.end or None)
+        row, prompt = state.row_of(record), state.prompt_rows_of(record)
+        delta = state.take(record)
         text, at = delta.text, delta.at
         if at < state.floor:  # an older decoder had released more: what is out stays, and is not repeated
             text, at = text[state.floor - at :], min(state.floor, at + len(text))
         if not delta.finish_reason:
-            return Text(record.uid, record.choice, delta.n, at, text) if text else None
+            if not (text or row or prompt):
+                return None
+            return Text(record.uid, record.choice, delta.n, at, text, row, prompt)
         del self._states[key]
         if not record.end:  # a stop string: the engine goes on until it is told
             self._unwanted.add(key)
@@ -152,6 +188,8 @@ class Choices:
             text=text,
             finish=delta.finish_reason,
             stop=stop,
+            logprobs=row,
+            prompt_logprobs=prompt,
             halt=not record.end,
         )
 
@@ -179,9 +217,15 @@ class Choices:
             return None
         prompt = ids.split(b";")[record.choice // int(n or 1)]
         tail = parse_ids(b",".join(prompt.rsplit(b",", _TAIL)[-_TAIL:]))
-        decoder = ChoiceDecoder(self._streams.open(SamplingParams.from_json(params)), tail)
+        asked = SamplingParams.from_json(params)
+        decoder = ChoiceDecoder(self._streams.open(asked), tail)
         named = (cls or INTERACTIVE.encode()).decode()
         state = _State(decoder, model.decode(), named, int(choices), int(deadline))
+        if asked.logprobs is not None:
+            state.rows = self._streams.rows
+        if asked.prompt_logprobs is not None:
+            done = self._prompt_published(record)
+            state.prompt_rows = self._streams.rows.prompt(parse_ids(prompt), done)
         if record.index:
             tokens = parse_ids(self._bus.do("GET", self._keys.gen(record.uid, record.choice)) or b"")
             decoder.replay(tokens[: record.index])
@@ -193,13 +237,32 @@ class Choices:
 
     def _published(self, uid: str, choice: int) -> int:
         """Code points of the choice's text that are in the reply stream."""
+        newest = next((entry for entry in self._entries(uid) if entry.choice == choice), None)
+        return 0 if newest is None else newest.at + len(newest.text)
+
+    def _prompt_published(self, record: TokRecord) -> int:
+        """Rows of the choice's prompt that are in the reply stream: all, once it has a token.
+
+        A request may have a thousand choices, so they are counted together. Who begins a choice anew finds
+        the count of before, and may publish some rows twice; whoever reads them cuts what he has.
+        """
+        if record.index:
+            return sys.maxsize
+        if record.uid not in self._prompts:
+            counts: dict[int, int] = {}
+            for entry in self._entries(record.uid):
+                if entry.prompt_logprobs and entry.choice not in counts:
+                    stretch = orjson.loads(entry.prompt_logprobs)
+                    counts[entry.choice] = stretch["from"] + len(stretch["rows"])
+            self._prompts[record.uid] = counts
+        return self._prompts[record.uid].get(record.choice, 0)
+
+    def _entries(self, uid: str) -> Iterator[OutEntry]:
+        """The entries of a reply stream, newest first."""
         newest: Any = "+"
         while True:
             page = self._bus.do("XREVRANGE", self._keys.out(uid), newest, "-", "COUNT", _PAGE)
-            for entry_id, fields in page:
-                entry = parse_out(entry_id, fields)
-                if entry.choice == choice:
-                    return entry.at + len(entry.text)
+            yield from (parse_out(entry_id, fields) for entry_id, fields in page)
             if len(page) < _PAGE:
-                return 0
+                return
             newest = b"(" + page[-1][0]

@@ -14,8 +14,8 @@ from workers.engine.block_pool import BlockPool
 from workers.engine.config import EngineConfig
 from workers.engine.plan import Runner
 from workers.engine.planner import Decision, Planner
-from workers.engine.request import Ending, Request, State, defect
-from workers.engine.types import EngineRequest, EngineStats, Finish, Output
+from workers.engine.request import Ending, Request, State, defect, needs_token
+from workers.engine.types import EngineRequest, EngineStats, Finish, Output, PromptLogprobs, TokenLogprobs
 
 
 class NativeEngine:
@@ -143,7 +143,7 @@ class NativeEngine:
         config = self._config
         if error := defect(request, max_model_len=config.max_model_len, vocab_size=self._runner.vocab_size):
             return error
-        needed = len(request.prompt_ids) + len(request.output_ids) + 1
+        needed = len(request.prompt_ids) + len(request.output_ids) + needs_token(request)
         return f"{needed} tokens do not fit {self._capacity}" if needed > self._total_tokens else ""
 
     def _masked(self, request: EngineRequest) -> tuple[int, ...]:
@@ -163,10 +163,14 @@ class NativeEngine:
                 continue
             token = result.tokens[place]
             assert (token is not None) == row.sample, "a token comes from a row that samples"
+            if row.targets is not None:
+                self._score(request, PromptLogprobs(row.targets.start, result.prompts[place]))
             request.land(len(row.tokens), token)
             self._register(request)
             if token is not None:
-                self._emit(request, token)
+                self._emit(request, token, result.logprobs.get(place))
+            elif request.only_scored:
+                self._end(request, Finish.LENGTH)
         self._planner.ownership.settle(plan.step)
 
     def _register(self, request: Request) -> None:
@@ -178,24 +182,43 @@ class NativeEngine:
             self._pool.register(request.blocks[index], request.digest(index), tokens)
             request.registered += 1
 
-    def _emit(self, request: Request, token: int) -> None:
+    def _score(self, request: Request, prompt: PromptLogprobs) -> None:
+        self._outputs.append(self._output(request, None, prompt=prompt))
+
+    def _emit(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         finish = request.ending.after(request.generated, token)
         if finish:
-            self._end(request, finish, token=token)
+            self._end(request, finish, token=token, logprobs=logprobs)
             return
-        self._outputs.append(self._output(request, token))
+        self._outputs.append(self._output(request, token, logprobs=logprobs))
         if len(request.tokens) > self._total_tokens:
             # Not even alone could it go on; and no other has to give way before that is said.
             self._end(request, Finish.ERROR, error=f"the request has outgrown {self._capacity}")
 
-    def _end(self, request: Request, finish: Finish, *, token: int | None = None, error: str = "") -> None:
-        self._outputs.append(self._output(request, token, finish, error))
+    def _end(
+        self,
+        request: Request,
+        finish: Finish,
+        *,
+        token: int | None = None,
+        error: str = "",
+        logprobs: TokenLogprobs | None = None,
+    ) -> None:
+        self._outputs.append(self._output(request, token, finish, error=error, logprobs=logprobs))
         self._planner.end(request)
         del self._requests[request.source.key]
 
     @staticmethod
-    def _output(request: Request, token: int | None, finish: Finish | None = None, error: str = "") -> Output:
+    def _output(
+        request: Request,
+        token: int | None,
+        finish: Finish | None = None,
+        *,
+        error: str = "",
+        logprobs: TokenLogprobs | None = None,
+        prompt: PromptLogprobs | None = None,
+    ) -> Output:
         index = request.generated - (token is not None)
         cached = 0 if request.announced else max(request.cached_tokens, 0)
         request.announced = True
-        return Output(request.source.key, index, token, finish, error, cached)
+        return Output(request.source.key, index, token, finish, error, cached, logprobs, prompt)

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from workers.engine.request import Ending, defect
-from workers.engine.types import EngineRequest, EngineStats, Finish, Output
+from workers.engine.request import Ending, defect, prompt_positions
+from workers.engine.types import (
+    EngineRequest,
+    EngineStats,
+    Finish,
+    Output,
+    PromptLogprobs,
+    TokenLogprobs,
+)
 
 #: Vocabularies in the manner of GPT-2 begin with the printable ASCII characters, in order, behind at most 17
 #: special tokens. In every one of them each of these ids is one such character.
@@ -23,6 +30,9 @@ ASCII_IDS = range(17, 94)
 PERIOD = 1_000_003
 STRIDE = 618_035
 
+#: Most positions of one prompt whose logprobs come with one step.
+STRETCH = 64
+
 
 def _start(seed: int) -> int:
     return seed * 7_368_787 % PERIOD
@@ -31,6 +41,16 @@ def _start(seed: int) -> int:
 def token_at(seed: int, index: int, *, ids: Collection[int] = ASCII_IDS) -> int:
     """The token that a `NullEngine` with these ids generates at ``index``."""
     return tuple(ids)[(_start(seed) + index * STRIDE) % PERIOD % len(ids)]
+
+
+def logprobs_at(token: int, place: int, top: int, *, vocab_size: int) -> TokenLogprobs:
+    """What a `NullEngine` says of ``token``, the ``place``-th of its prompt or of its output, from 0.
+
+    The token is always the likeliest; its neighbours follow. The numbers are exact in few decimals.
+    """
+    best = -(1 + place % 15) / 16
+    ranks = range(min(top, vocab_size))
+    return TokenLogprobs(best, tuple(((token + rank) % vocab_size, best - rank) for rank in ranks))
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +63,11 @@ class _Generation:
     min_tokens: int
     start: int
     generated: int
+    logprobs: int | None
+    prompt: Sequence[int]
+    prompt_logprobs: int
+    #: Positions of the prompt whose logprobs are still to come.
+    unscored: range
 
 
 class NullEngine:
@@ -92,8 +117,18 @@ class NullEngine:
             return
         order = request.place(self._arrivals)
         self._arrivals += 1
+        params, unscored = request.params, prompt_positions(request)
         added = _Generation(
-            request.key, order, ending, request.params.min_tokens, _start(request.seed), generated
+            request.key,
+            order,
+            ending,
+            params.min_tokens,
+            _start(request.seed),
+            generated,
+            params.logprobs,
+            request.prompt_ids if unscored else (),
+            params.prompt_logprobs or 0,
+            unscored,
         )
         insort(self._waiting, added, key=_order)
 
@@ -124,17 +159,26 @@ class NullEngine:
         outputs, self._outputs = self._outputs, []
         ids, size, ended = self.ids, len(self.ids), []
         for one in running.values():
+            if one.unscored:
+                outputs.append(self._score(one))
+                if not one.unscored and not one.ending.limit:
+                    outputs.append(Output(one.key, 0, None, Finish.LENGTH))
+                    ended.append(one.key)
+                continue
             index = one.generated
             token = ids[(one.start + index * STRIDE) % PERIOD % size]
             one.generated = index + 1
             ending = one.ending
             if token in ending.ends or index + 1 >= ending.limit:
                 finish = ending.after(index + 1, token if index >= one.min_tokens else None)
-                outputs.append(Output(one.key, index, token, finish))
+                output = Output(one.key, index, token, finish)
                 if finish:
                     ended.append(one.key)
             else:
-                outputs.append(Output(one.key, index, token))
+                output = Output(one.key, index, token)
+            if one.logprobs is not None:
+                output.logprobs = logprobs_at(token, index, one.logprobs, vocab_size=self._vocab_size)
+            outputs.append(output)
         for key in ended:
             del running[key]
         return outputs
@@ -169,6 +213,15 @@ class NullEngine:
         assert len(set(keys)) == len(keys), "a request is in two places"
         assert len(self._running) <= self._max_num_seqs
         assert self._waiting == sorted(self._waiting, key=_order)
+
+    def _score(self, one: _Generation) -> Output:
+        """Logprobs of the next stretch of a prompt."""
+        stretch, one.unscored = one.unscored[:STRETCH], one.unscored[STRETCH:]
+        tokens = [
+            logprobs_at(one.prompt[at], at, one.prompt_logprobs, vocab_size=self._vocab_size)
+            for at in stretch
+        ]
+        return Output(one.key, 0, None, prompt=PromptLogprobs(stretch.start, tokens))
 
     def _admit(self) -> None:
         """Give rows to those who wait, in order; the more urgent take them from the less, last come first."""

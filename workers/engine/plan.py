@@ -8,11 +8,12 @@ block of its own (padding) allocates it beyond these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.sampling import SamplingParams
+from workers.engine.types import TokenLogprobs
 
 #: In `Row.tokens` with overlap depth 1: the token this row sampled in the step before, which the host may
 #: not have collected yet. The runner takes it from where its sampler put it. Never seen at depth 0.
@@ -34,6 +35,18 @@ class RowStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """Prompt ``tokens`` whose logprobs are wanted, at positions start, start+1, ...
+
+    The step computes what stands before each of them, and so has the logits it was to come from.
+    """
+
+    start: int
+    tokens: Sequence[int]
+    top: int  #: how many of the likeliest ids to report beside each
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One request's part of a step: compute ``tokens`` at positions start, start+1, ...
 
@@ -51,6 +64,9 @@ class Row:
     sample: bool
     #: Ids whose logits are masked in this step (end ids while fewer than min_tokens were generated).
     masked: Sequence[int] = ()
+    #: How many of the likeliest ids to report with the sampled one and its logprob; None reports nothing.
+    logprobs: int | None = None
+    targets: Targets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +84,15 @@ class StepResult:
     """The sampled token of each row of the plan, in the plan's order; None where ``sample`` was False.
 
     ``errors`` maps a row's place in the plan to why that row alone failed (e.g. logits not finite).
+    ``logprobs`` and ``prompts`` map the places of rows that ask to what they get: of the sampled token, and
+    of each of the targets.
     """
 
     step: int
     tokens: tuple[int | None, ...]
-    errors: dict[int, str]
+    errors: Mapping[int, str]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    prompts: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
 
 
 class Runner(Protocol):

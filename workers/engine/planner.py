@@ -14,7 +14,7 @@ from workers.engine.admission import Admission
 from workers.engine.block_pool import BlockPool
 from workers.engine.config import EngineConfig
 from workers.engine.ownership import Ownership
-from workers.engine.plan import PENDING, Row, RowStart, StepPlan
+from workers.engine.plan import PENDING, Row, RowStart, StepPlan, Targets
 from workers.engine.request import Event, Request, State
 
 
@@ -46,14 +46,29 @@ class Batch:
     def add(self, request: Request) -> None:
         """Compute as much of ``request`` as the budget allows."""
         count, start = min(request.remaining, self.budget), request.computed
-        sample = count == request.remaining
-        known = start < len(request.tokens)
+        sample = count == request.remaining and request.ending.limit > 0
+        known, params = start < len(request.tokens), request.source.params
         tokens = request.tokens[start : start + count] if known else (PENDING,)
-        early = sample and request.generated + request.pending < request.source.params.min_tokens
-        row = Row(request.row, tokens, start, request.blocks, sample, request.masked if early else ())
+        early = sample and request.generated + request.pending < params.min_tokens
+        row = Row(
+            request.row,
+            tokens,
+            start,
+            request.blocks,
+            sample,
+            request.masked if early else (),
+            params.logprobs if sample else None,
+            self._targets(request, start + count) if request.unscored else None,
+        )
         (self._decode if sample and count == 1 else self._prefill).append((row, request))
         request.launch(self.step, count, sample=sample)
         self.budget -= count
+
+    @staticmethod
+    def _targets(request: Request, computed: int) -> Targets | None:
+        scored = request.score(computed)
+        tokens = request.tokens[scored.start : scored.stop]
+        return Targets(scored.start, tokens, request.source.params.prompt_logprobs or 0) if scored else None
 
     def decision(self) -> Decision | None:
         """The finished plan; None if there is nothing to compute."""

@@ -46,7 +46,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 class Ending:
     """When a generation is over: the one rule that every engine shares."""
 
-    limit: int  #: most tokens to generate
+    limit: int  #: most tokens to generate; with 0 the prompt is only scored
     ends: frozenset[int]  #: ids that end it when generated
 
     @classmethod
@@ -63,9 +63,25 @@ class Ending:
         return Finish.LENGTH if generated >= self.limit else None
 
     def reached_by(self, request: EngineRequest) -> Finish | None:
-        """Whether what an earlier owner generated is already complete (E7)."""
+        """Whether there is nothing to do: an earlier owner did it all (E7), or none was asked for."""
+        if prompt_positions(request):
+            return None
         output = request.output_ids
         return self.after(len(output), output[-1] if output else None)
+
+
+def prompt_positions(request: EngineRequest) -> range:
+    """Positions of the prompt tokens whose logprobs are to be brought, before any token is generated.
+
+    The first token has none, since nothing stands before it. Who generated ``output_ids`` has sent them all.
+    """
+    wanted = request.params.prompt_logprobs is not None and not request.output_ids
+    return range(1, len(request.prompt_ids) if wanted else 1)
+
+
+def needs_token(request: EngineRequest) -> bool:
+    """Whether there must be room for a token after the prompt: not if it is only scored (max_tokens 0)."""
+    return request.params.max_tokens != 0
 
 
 def defect(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> str:
@@ -76,7 +92,7 @@ def defect(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> st
     """
     if not request.prompt_ids:
         return "the prompt is empty"
-    if len(request.prompt_ids) >= max_model_len:
+    if len(request.prompt_ids) + needs_token(request) > max_model_len:
         return f"the prompt has {len(request.prompt_ids)} tokens; the context length is {max_model_len}"
     for ids in (request.prompt_ids, request.output_ids):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
@@ -119,11 +135,14 @@ class Request:
     last_step: int = 0  #: the latest step that touches the row and blocks
     cached_tokens: int = -1  #: prompt tokens found in the cache at first admission; -1 before it
     announced: bool = False  #: whether an output already told them
+    #: Positions of the prompt whose logprobs no planned step brings yet; kept when retracted.
+    unscored: range = field(init=False)
     _digests: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = [*self.source.prompt_ids, *self.source.output_ids]
         self.prompt_len = len(self.source.prompt_ids)
+        self.unscored = prompt_positions(self.source)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -156,6 +175,17 @@ class Request:
         assert target is not None, f"{self.source.key}: {event.name} in state {self.state.name}"
         self.state = target
 
+    def score(self, computed: int) -> range:
+        """The positions to be scored by a step after which ``computed`` tokens are computed."""
+        stop = max(self.unscored.start, min(computed + 1, self.prompt_len))
+        scored, self.unscored = range(self.unscored.start, stop), range(stop, self.prompt_len)
+        return scored
+
+    @property
+    def only_scored(self) -> bool:
+        """Whether all that it was here for is done, without a token: nothing follows the prompt's last."""
+        return not self.ending.limit and self.committed >= self.prompt_len - 1
+
     def launch(self, step: int, count: int, *, sample: bool) -> None:
         """``step`` will compute the next ``count`` tokens, and sample one more if ``sample``."""
         self.computed += count
@@ -183,8 +213,12 @@ class Request:
 
     @property
     def max_hits(self) -> int:
-        """Most blocks a prefix hit may take: the last token is always computed, to have its logits."""
-        return (len(self.tokens) - 1) // self.block_size
+        """Most blocks a prefix hit may take: the last token is always computed, to have its logits.
+
+        So is the one before the first whose logprob is still to be brought.
+        """
+        last = self.unscored.start if self.unscored else len(self.tokens)
+        return (last - 1) // self.block_size
 
     def digests(self) -> Iterator[bytes]:
         """Digests a prefix hit may use, computed as far as they are asked for."""

@@ -23,6 +23,8 @@ from workers.engine.plan import RowStart
 RARE = np.uint32(0xFF000000)
 #: No other id has more noise than this.
 COMMON_NOISE = float(noise.gumbel(np.array([RARE]))[0])
+#: What is wrong with a row whose numbers broke.
+NOT_FINITE = "the model's logits are not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Sampler:
         likeliest: list[int] = bests.tolist()
         for at, top in enumerate(tops.tolist()):
             if not math.isfinite(top):
-                errors[at] = "the model's logits are not finite"
+                errors[at] = NOT_FINITE
             elif rows[at].adjustment.always or draws[at].masked:
                 values = logits[at].numpy()
                 rows[at].adjustment.apply(values, draws[at].masked)

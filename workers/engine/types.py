@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.sampling import SamplingParams
 
@@ -23,12 +23,33 @@ class Finish(StrEnum):
     ERROR = "error"  #: this request alone failed; carries no token, `Output.error` says why
 
 
+#: Stands for the logprob of what cannot be: of an id that the model rules out, -inf.
+LOWEST = -9999.0
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely a token was: natural logarithm, of the raw distribution (E6), never below `LOWEST`."""
+
+    logprob: float
+    #: The likeliest ids with theirs, best first, equal ones by id; as many as were asked for.
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely a stretch of a prompt's tokens was; the first of them stands at position ``start``."""
+
+    start: int
+    tokens: Sequence[TokenLogprobs]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One choice to generate.
 
     ``output_ids`` is what an earlier owner already generated (E7): a forced prefix that counts towards
-    max_tokens, penalties and positions, and is never sent again. ``seed`` is the choice's own seed.
+    max_tokens, penalties and positions, and is never sent again. Nor are logprobs of the prompt, which that
+    owner sent before. ``seed`` is the choice's own seed.
     """
 
     key: str
@@ -50,10 +71,10 @@ class EngineRequest:
 
 @dataclass(slots=True)  # not frozen, but never changed: one is made per token, and freezing costs four times
 class Output:
-    """One committed event of one request: a token, the end, or both.
+    """One committed event of one request: a token, the end, or both; or else logprobs of its prompt.
 
     ``index`` counts generated tokens from 0, forced prefix included; it is the index of ``token``, or,
-    when there is no token (cancel, error), the number of tokens generated.
+    when there is no token (prompt, cancel, error), the number of tokens generated.
     """
 
     key: str
@@ -63,6 +84,10 @@ class Output:
     error: str = ""
     #: Prompt tokens that came from the prefix cache; set on the first output of a request.
     cached_tokens: int = 0
+    #: Of ``token``, where asked for.
+    logprobs: TokenLogprobs | None = None
+    #: The next stretch of the prompt, where asked for: from position 1 on without a gap, before any token.
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from workers.engine.types import Engine, EngineRequest, Output
 from workers.scheduler.claims import Claims, class_of
 from workers.scheduler.control import Control
 from workers.scheduler.emitter import TICK_S, Emitter
-from workers.scheduler.jobs import Job, end_row, error_row
+from workers.scheduler.jobs import Job, error_row, row_of
 from workers.scheduler.suspects import Suspects
 
 log = Log(__name__)
@@ -293,13 +293,16 @@ class SchedulerWorker:
                 if output.finish is not None:
                     self._held.discard(self._close(output.key).entry.place)
                 continue
-            if output.finish is None:  # the plain token, by far the most common
+            if output.finish is None and output.logprobs is None and output.prompt is None:
+                # The plain token, by far the most common.
                 record, piece = f"{uid} {choice} {output.index} {output.token}", f"{output.token},"
-                rows[job.partition].append(EmitRow(uid, choice, record, piece, job.log_size))
-                job.log_size += len(piece)
+                row = EmitRow(uid, choice, record, piece, job.log_size)
             else:
-                rows[job.partition].append(end_row(job, output))
-                ends[job.partition].append(self._end_of(self._close(output.key)))
+                row = row_of(job, output)
+                if output.finish is not None:
+                    ends[job.partition].append(self._end_of(self._close(output.key)))
+            rows[job.partition].append(row)
+            job.log_size += len(row.piece)
             if output.cached_tokens:
                 cached[job.partition].append((uid, choice, output.cached_tokens))
         self._emitter.submit(

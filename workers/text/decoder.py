@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.text.codec import TokenCodec
-from workers.text.utf8 import MAX_CHAR, decode_known, incomplete_tail
+from workers.text.utf8 import MAX_CHAR, decode_known, goes_on, incomplete_tail
 
 
 class DecodingTable:
@@ -60,6 +60,16 @@ class IncrementalDecoder:
         self._held = incomplete_tail(_last_bytes(table.prompt_pieces, prompt_ids))
         self._primed = bool(self._held)
 
+    def lead(self, token: int) -> int:
+        """How many characters would come out before the first byte of ``token``, were it pushed now.
+
+        One, if it turns what is held of a character into a U+FFFD; else none.
+        """
+        piece = self._pieces[token] if token < len(self._pieces) else b""
+        if not piece or not self._held or self._primed:
+            return 0
+        return int(not goes_on(self._held, piece[0]))
+
     def push(self, token: int) -> str:
         """The text that is certain now and was not before; ids without a token add nothing."""
         try:
@@ -71,7 +81,7 @@ class IncrementalDecoder:
         piece = self._pieces[token]
         if self._primed and piece:
             self._primed = False
-            if decode_known(self._held + piece[:1])[0].startswith("\ufffd"):
+            if not goes_on(self._held, piece[0]):
                 self._held = b""
         text, self._held = decode_known(self._held + piece)
         return text

@@ -81,6 +81,11 @@ class StopMatcher:
         self._node = 0
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """The text held back now."""
+        return self._held
+
     def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
         """The text to release, and the stop string that ended it. While not ``armed`` nothing ends it."""
         stops, node = self._set, self._node

@@ -1,7 +1,7 @@
 """One choice of a reply, from its tokens to the text a client sees: decoding, stop strings, the end.
 
 Pure: the state after token i is a function of tokens 0..i, so that another process can rebuild it with
-`ChoiceDecoder.replay`. Knows no Redis and no usage; logprobs are attached elsewhere, by ``n``.
+`ChoiceDecoder.replay`. Knows no Redis and no usage; logprobs are `workers.text.logprobs`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from common.errors import MillstreamError
 from common.sampling import SamplingParams
 from workers.text.codec import TokenCodec
 from workers.text.decoder import DecodingTable, IncrementalDecoder
+from workers.text.logprobs import RowWriter
+from workers.text.place import Place
 from workers.text.stops import StopMatcher, StopSet
 
 
@@ -52,6 +54,7 @@ class TextStreams:
     def __init__(self, codec: TokenCodec) -> None:
         self._codec = codec
         self._tables = {skip: DecodingTable(codec, skip_special_tokens=skip) for skip in (True, False)}
+        self.rows = RowWriter(self._tables[False])
 
     def open(self, params: SamplingParams) -> RequestDecoding:
         """What the choices of one request share."""
@@ -61,11 +64,12 @@ class TextStreams:
 class ChoiceDecoder:
     """The text of one choice. Tokens come in order; those after the end are ignored."""
 
-    __slots__ = ("_decode", "_hides_end", "_last", "_matcher", "_shared", "at", "finished", "n")
+    __slots__ = ("_decode", "_decoder", "_hides_end", "_last", "_matcher", "_shared", "at", "finished", "n")
 
     def __init__(self, shared: RequestDecoding, prompt_ids: Sequence[int] = ()) -> None:
         self._shared = shared
-        self._decode = IncrementalDecoder(shared.table, prompt_ids).push
+        self._decoder = IncrementalDecoder(shared.table, prompt_ids)
+        self._decode = self._decoder.push
         #: The text of end ids and stop token ids is left out.
         self._hides_end = not shared.params.include_stop_str_in_output
         self._matcher: StopMatcher | None = None
@@ -78,6 +82,20 @@ class ChoiceDecoder:
         #: Tokens covered so far.
         self.n = 0
         self.finished = False
+
+    def place(self, token: int, finish: str | None = None) -> Place:
+        """Where ``token`` will stand, which is about to be pushed with ``finish``.
+
+        A special token that is a stop string is cut from the text or shown as one, but not hidden.
+        """
+        held = len(self._matcher.held) if self._matcher else 0
+        at = self.at + held + self._decoder.lead(token)
+        if finish == "stop" and self._hides_end:
+            return Place(at, hidden=True)
+        pieces, shared = self._shared.table.pieces, self._shared
+        if token in shared.special_stops and self.n + 1 > shared.params.min_tokens:
+            return Place(at, hidden=False)
+        return Place(at, hidden=token >= len(pieces) or not pieces[token])
 
     def push(self, index: int, token: int, finish: str | None = None) -> Delta:
         """Take token number ``index``, with the engine's reason if it is the last one ("stop", "length").

@@ -25,6 +25,15 @@ def decode_known(data: bytes) -> tuple[str, bytes]:
     return text, held
 
 
+def goes_on(held: bytes, byte: int) -> bool:
+    """Whether ``byte`` may follow in the character that ``held`` begins and does not end."""
+    whole = held + bytes([byte])
+    try:
+        return len(whole.decode()) == 1
+    except UnicodeDecodeError:
+        return decode_known(whole)[1] == whole
+
+
 def incomplete_tail(data: bytes) -> bytes:
     """The bytes at the end of ``data`` that begin a character and do not end it; it may start anywhere."""
     for count in range(1, min(MAX_CHAR, len(data) + 1)):

@@ -15,6 +15,7 @@ from common.messages import Kind, Request, dumps
 from common.sampling import SamplingParams
 from workers.text.chat import ChatTemplate
 from workers.text.codec import TokenCodec
+from workers.text.echo import write_echo
 from workers.text.literal import LiteralText
 
 #: Most prompts of one completion request.
@@ -66,8 +67,9 @@ class Jobs:
         self._literal = LiteralText(codec) if literal_special_tokens else None
 
     def work(self, request: Request, max_model_len: int) -> tuple[list[list[int]], str]:
-        """Do one job: (prompts, "") for the engine, in the order of the request, or ([], JSON answer).
+        """Do one job: (prompts, echo) for the engine, in the order of the request, or ([], JSON answer).
 
+        The echo is `workers.text.echo`'s, or empty if none was asked for.
         ``max_model_len`` bounds prompt and completion together, so a prompt must leave room for one token;
         except to score it (max_tokens 0), which generates nothing.
         """
@@ -84,7 +86,16 @@ class Jobs:
         whole = room if keep is None else _countable(max_model_len)
         if request.kind is Kind.CHAT:
             return [_checked(_last(self._chat(payload, whole), keep), room, "messages")], ""
-        return [_checked(_last(ids, keep), room, "prompt") for ids in self._prompts(payload, whole)], ""
+        prompts = _as_prompts(payload.get("prompt"))
+        encoded = self._prompts(prompts, payload, whole)
+        kept = [_checked(_last(ids, keep), room, "prompt") for ids in encoded]
+        if not _flag(payload, "echo", False):
+            return kept, ""
+        shown = [
+            prompt if len(some) == len(ids) else some
+            for prompt, some, ids in zip(prompts, kept, encoded, strict=True)
+        ]
+        return kept, write_echo(self._codec, shown, kept)
 
     def _chat(self, payload: Mapping[str, Any], room: _Room) -> list[int]:
         messages, tools, kwargs = (
@@ -108,8 +119,7 @@ class Jobs:
         special = _flag(payload, "add_special_tokens", False)  # the template writes them itself
         return _encode_within(encode, text, special, room, "messages")
 
-    def _prompts(self, payload: Mapping[str, Any], room: _Room) -> list[list[int]]:
-        prompts = _as_prompts(payload.get("prompt"))
+    def _prompts(self, prompts: Sequence[Any], payload: Mapping[str, Any], room: _Room) -> list[list[int]]:
         if len(prompts) > MAX_PROMPTS:
             raise InvalidRequestError(f"prompt has more than {MAX_PROMPTS} items", param="prompt")
         special = _flag(payload, "add_special_tokens", True)

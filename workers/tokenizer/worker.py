@@ -188,17 +188,18 @@ class TokenizerWorker:
                 return
         assert self._work is not None
         try:
-            prompts, answer = self._work(request, self._max_model_len)
+            prompts, text = self._work(request, self._max_model_len)
         except MillstreamError as error:
             self._end(entry, request, error)
         except Exception:
             log.exception("a job failed", uid=entry.uid)
             self._end(entry, request, MillstreamError("The request could not be tokenized."))
         else:
-            if answer:
-                self._answer(entry, request, OutEntry("", answer=answer, end="done"))
+            if prompts:
+                call = handoffs.tok_done(self._keys, request, entry.id, prompts, self._life_ms, echo=text)
+                self._hand_off(call)
             else:
-                self._hand_off(handoffs.tok_done(self._keys, request, entry.id, prompts, self._life_ms))
+                self._answer(entry, request, OutEntry("", answer=text, end="done"))
         self._done += 1
         if entry.claimed:  # should the next one crash us as well, it takes with it nobody who has been tried
             self._send()

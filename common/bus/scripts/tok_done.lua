@@ -1,6 +1,6 @@
 -- TOK_DONE: hand-off from tokenizer to scheduler. The first finisher wins, gated by the pending entry.
 -- KEYS in, req, out, sched, gen_0 ... gen_{choices-1}
--- ARGV group, entry, uid, ttl_ms, prompt_tokens, ids
+-- ARGV group, entry, uid, ttl_ms, prompt_tokens, ids, echo ('' for nothing to echo)
 -- Returns 'OK' | 'DUP' (someone else handed it off) | 'ENDED' (its reply has ended, or it is gone)
 --@include check
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 'DUP' end
@@ -17,6 +17,10 @@ for choice = 0, choices - 1 do
   redis.call('SET', KEYS[5 + choice], '', 'PX', ARGV[4])
   redis.call('XADD', KEYS[4], '*', 'uid', ARGV[3], 'choice', choice)
 end
-redis.call('XADD', KEYS[3], '*', 'accepted', ARGV[5])
+if ARGV[7] == '' then
+  redis.call('XADD', KEYS[3], '*', 'accepted', ARGV[5])
+else
+  redis.call('XADD', KEYS[3], '*', 'accepted', ARGV[5], 'echo', ARGV[7])
+end
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return 'OK'
