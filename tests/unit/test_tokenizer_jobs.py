@@ -258,3 +258,13 @@ def test_variables_of_the_template_that_a_request_leaves_out() -> None:
 
     assert text(messages=FRANCE) == "one two"
     assert text(messages=FRANCE, chat_template_kwargs={"b": "three"}) == "one three"
+
+
+def test_an_echo_is_of_what_was_kept_of_the_prompt() -> None:
+    payload = {"prompt": ["The capital of France is", "Hi"], "truncate_prompt_tokens": 2, "echo": True}
+    prompts, echo = JOBS.work(Request("u", Kind.COMPLETION, "m", SamplingParams(), payload), CONTEXT)
+    assert [text for text, _ in json.loads(echo)] == [
+        CODEC.decode(prompts[0], skip_special_tokens=False),
+        "Hi",
+    ]
+    assert prompts[0] == encode("The capital of France is")[-2:]
