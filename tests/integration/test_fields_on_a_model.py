@@ -92,7 +92,7 @@ def test_truncate_prompt_tokens(port: int) -> None:
     cut = complete(port, prompt, truncate_prompt_tokens=5, max_tokens=4)
     assert cut["usage"]["prompt_tokens"] == 5
     assert cut["choices"] == complete(port, prompt[-5:], max_tokens=4)["choices"]
-    assert complete(port, prompt, truncate_prompt_tokens=100)["usage"]["prompt_tokens"] == 40
+    assert complete(port, prompt, truncate_prompt_tokens=CONTEXT)["usage"]["prompt_tokens"] == 40
     full = complete(port, "word " * 2 * CONTEXT, truncate_prompt_tokens=-1)
     assert full["usage"]["prompt_tokens"] == CONTEXT - 1
     chat = {"model": "other", "messages": [{"role": "user", "content": "word " * 2 * CONTEXT}]}
