@@ -229,3 +229,16 @@ def test_detokenize() -> None:
 def test_half_a_surrogate_pair() -> None:
     with pytest.raises(errors.InvalidRequestError, match="surrogate"):
         work(Kind.COMPLETION, prompt="a\ud83d")
+
+
+def echo(prompt: Any, **payload: Any) -> str:
+    request = Request("u", Kind.COMPLETION, "m", SamplingParams(), {"prompt": prompt, **payload})
+    return JOBS.work(request, CONTEXT)[1]
+
+
+def test_prompts_are_echoed_if_asked_for() -> None:
+    assert echo("Hi <|im_end|>") == echo("Hi", echo=False) == ""
+    assert echo("Hi <|im_end|>", echo=True) == '[["Hi <|im_end|>",0]]'
+    ids = [encode("Hello world 🌶"), [2]]
+    assert echo(ids, echo=True) == '[["Hello world 🌶",0],["<|im_end|>",0]]'
+    assert echo([19556, 905, 15107, 230], echo=True) == '[["Hello world ",0]]', "ends inside a character"
