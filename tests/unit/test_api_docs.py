@@ -33,6 +33,9 @@ def test_every_refused_field_is_documented() -> None:
         f"1 to {common.MAX_SAMPLES}; prompts times n at most {common.MAX_CHOICES} |",
         f"up to {common.MAX_STOPS} strings of 1 to {common.MAX_STOP_LENGTH} characters",
         f"up to {common.MAX_STOP_TOKEN_IDS} ids",
+        f"completions: 0 to {common.MAX_LOGPROBS}, the likeliest",
+        f"with `logprobs` only: 0 to {common.MAX_LOGPROBS},",
+        f"| `prompt_logprobs` | 0 to {common.MAX_LOGPROBS};",
         f"longer than {body._TIMEOUT_S:g} s",
     ],
 )

@@ -268,3 +268,16 @@ def test_an_echo_is_of_what_was_kept_of_the_prompt() -> None:
         "Hi",
     ]
     assert prompts[0] == encode("The capital of France is")[-2:]
+
+
+def echo(prompt: Any, **payload: Any) -> str:
+    request = Request("u", Kind.COMPLETION, "m", SamplingParams(), {"prompt": prompt, **payload})
+    return JOBS.work(request, CONTEXT)[1]
+
+
+def test_prompts_are_echoed_if_asked_for() -> None:
+    assert echo("Hi <|im_end|>") == echo("Hi", echo=False) == ""
+    assert echo("Hi <|im_end|>", echo=True) == '[["Hi <|im_end|>",0]]'
+    ids = [encode("Hello world 🌶"), [2]]
+    assert echo(ids, echo=True) == '[["Hello world 🌶",0],["<|im_end|>",0]]'
+    assert echo([19556, 905, 15107, 230], echo=True) == '[["Hello world ",0]]', "ends inside a character"
