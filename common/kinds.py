@@ -21,6 +21,8 @@ class Kind:
     label: str
     parse: Callable[[str], Any]
     write: Callable[[Any], str] = str
+    #: Whether the value is a list, whose flag may be given several times.
+    many: bool = False
 
     def show(self, value: Any) -> str:
         """``value`` as documentation prints it."""
@@ -47,6 +49,18 @@ def choice(*words: str) -> Kind:
         return raw
 
     return Kind(" or ".join(f"`{word}`" for word in words), parse)
+
+
+def words(pattern: str, what: str) -> Kind:
+    """Any number of words, separated by commas, each of which matches ``pattern`` as a whole."""
+
+    def parse(raw: str) -> tuple[str, ...]:
+        found = tuple(word.strip() for word in raw.split(",") if word.strip())
+        if not all(re.fullmatch(pattern, word) for word in found):
+            raise ValueError(f"must be {what}, separated by commas")
+        return found
+
+    return Kind("list", parse, ",".join, many=True)
 
 
 def count(low: int, high: int = 2**53) -> Kind:

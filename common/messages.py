@@ -50,6 +50,8 @@ class Request:
     n: int = 1
     cls: str = "interactive"
     tenant: str = ""
+    #: The API key whose limits it counts against; empty if it has none.
+    account: str = ""
     api: str = ""
     #: How long it survives without a reader, in milliseconds; 0: it ends with its connection.
     resume_ms: int = 0
@@ -65,8 +67,13 @@ class Request:
     prompt_tokens: int = 0
 
     def to_fields(self) -> dict[str, str | int]:
-        """The hash fields that ADMIT writes; how to come back only if somebody may."""
-        returning: dict[str, str | int] = {"resume": self.resume_ms, "idem": self.idem, "digest": self.digest}
+        """The hash fields that ADMIT writes; those that most requests do not need only if they say something."""
+        rare: dict[str, str | int] = {
+            "account": self.account,
+            "resume": self.resume_ms,
+            "idem": self.idem,
+            "digest": self.digest,
+        }
         return {
             "v": VERSION,
             "kind": self.kind.value,
@@ -78,7 +85,7 @@ class Request:
             "params": self.params.to_json(),
             "payload": dumps(self.payload),
             "reply": dumps(self.reply),
-            **{name: value for name, value in returning.items() if value},
+            **{name: value for name, value in rare.items() if value},
         }
 
     @classmethod
@@ -94,6 +101,7 @@ class Request:
             n=int(fields.get(b"n", b"1")),
             cls=fields.get(b"class", b"interactive").decode(),
             tenant=fields.get(b"tenant", b"").decode(),
+            account=fields.get(b"account", b"").decode(),
             api=fields.get(b"api", b"").decode(),
             resume_ms=int(fields.get(b"resume", b"0")),
             idem=fields.get(b"idem", b"").decode(),
