@@ -67,7 +67,7 @@ class Request:
     prompt_tokens: int = 0
 
     def to_fields(self) -> dict[str, str | int]:
-        """The hash fields that ADMIT writes; those that most requests do not need only if they say something."""
+        """The hash fields that ADMIT writes; those that few requests need only if they say something."""
         rare: dict[str, str | int] = {
             "account": self.account,
             "resume": self.resume_ms,

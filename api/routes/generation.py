@@ -9,6 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from api import returning
+from api.auth import caller_of
+from api.charging import Meter
 from api.client import Client
 from api.events import Answer, ChatStream, CompletionStream, error_of
 from api.keyed import join
@@ -45,20 +47,23 @@ async def admit(
 
     An error is raised while its status code can still be sent, so before any 200 (section 3 of the design).
     """
+    meter = Meter(service, http.scope)
 
     async def make() -> Request:
-        return ask.to_request(await find_model(service, ask.model, kind))
+        return await meter.charge(ask.to_request(await find_model(service, ask.model, kind)))
 
     client = Client(http.scope[WIRE])
     try:
         if wanted is not None and wanted.idem:
-            reply = await join(service, wanted, make, client)
+            reply = await join(service, wanted, caller_of(http.scope).tenant, make, client)
         else:
             request = await make()
             reply = await submit(service, wanted.mark(request) if wanted else request, client)
     except BaseException:
         client.close()
+        meter.give_back(None)
         raise
+    meter.give_back(reply.request)
     if kind in _STREAMS:
         http.scope[GENERATION] = reply.uid
     return reply, await first_word(service, reply)
@@ -92,7 +97,7 @@ async def generate(
     http: HttpRequest, service: Service, body: Mapping[str, Any], ask: Ask, kind: Kind
 ) -> Response:
     """The answer to a generation request: a stream or one body. ``ask`` is ``body``, parsed."""
-    wanted = returning.read(http.headers, kind, body)
+    wanted = returning.read(http.headers, kind, body, caller_of(http.scope).tenant)
     reply, entries = await admit(http, service, ask, kind, wanted)
     if reply.request.reply["stream"]:
         events = events_of(reply.request)

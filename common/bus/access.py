@@ -67,12 +67,13 @@ class ApiKey:
         """Raises ValueError, TypeError or KeyError for what is no key; unknown fields are ignored (B10)."""
         raw: Mapping[str, Any] = orjson.loads(text)
         words = {name: raw[name] for name in ("id", "name", "tenant", "digest") if name in raw}
-        if not all(isinstance(word, str) for word in words.values()) or not _DIGEST.fullmatch(words["digest"]):
+        numbers: dict[str, Any] = {name: int(raw.get(name, 0)) for name in _NUMBERS}
+        models = raw.get("models", [])
+        if not all(isinstance(word, str) for word in (*words.values(), *models)) or isinstance(models, str):
             raise ValueError("a field has the wrong type")
-        numbers = {name: int(raw.get(name, 0)) for name in _NUMBERS}
-        if min(numbers.values()) < 0:
-            raise ValueError("a number is negative")
-        return cls(**words, models=tuple(str(model) for model in raw.get("models", ())), **numbers)
+        if not _DIGEST.fullmatch(words["digest"]) or min(numbers.values()) < 0:
+            raise ValueError("a field has a value that cannot be")
+        return cls(**words, models=tuple(models), **numbers)
 
 
 def check_tenant(tenant: str) -> None:

@@ -33,7 +33,14 @@ class Standing:
 
 
 def charge(
-    keys: Keys, key: str, uid: str, *, requests_per_minute: int, tokens_per_minute: int, tokens: int, ttl_ms: int
+    keys: Keys,
+    key: str,
+    uid: str,
+    *,
+    requests_per_minute: int,
+    tokens_per_minute: int,
+    tokens: int,
+    ttl_ms: int,
 ) -> Call[Standing]:
     """CHARGE: the request ``uid`` counts against the limits of the API key ``key``. 0 is no limit.
 
@@ -54,5 +61,5 @@ def charge(
 
 
 def settle(keys: Keys, key: str, uid: str, *, tokens: int, requests: int = 1) -> Call[bool]:
-    """SETTLE: the request used ``tokens``; it was none at all with ``requests`` 0. False: nothing to settle."""
+    """SETTLE: the request used ``tokens``; with ``requests`` 0 it was none at all. False: nothing to do."""
     return Call("settle", (keys.rate(key), keys.charge(key, uid)), (requests, tokens), bool)

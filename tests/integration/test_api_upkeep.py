@@ -13,8 +13,8 @@ import pytest
 
 from api import orphans
 from api.client import Client
+from api.following import attach
 from api.keeping import Keeping
-from api.recall import attach
 from api.replies import Reply
 from api.service import Service
 from api.submit import submit
