@@ -40,6 +40,7 @@ _OPTIONS = {
     "tokens_per_minute": ("COUNT", "Most tokens of prompts and answers per minute. Default: no limit."),
     "expires_in": ("TIME", "When it ends: 90d, 12h, 30m, 45s. Default: never."),
 }
+_HEADINGS = ("ID", "NAME", "TENANT", "REQUESTS/MIN", "TOKENS/MIN", "MODELS", "CREATED", "STATE")
 _UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -81,8 +82,7 @@ def _list(bus: Bus, keys: Keys, arguments: Mapping[str, Any]) -> None:
     known = sorted(
         access.parse_keys(bus.do("HGETALL", keys.api_keys())), key=lambda key: (key.created, key.id)
     )
-    rows = [("ID", "NAME", "TENANT", "REQUESTS/MIN", "TOKENS/MIN", "MODELS", "CREATED", "STATE")]
-    rows += [_row(key) for key in known]
+    rows = [_HEADINGS, *map(_row, known)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
