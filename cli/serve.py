@@ -129,9 +129,7 @@ class _Serving:
             while not self._stop.count and self._supervisor.failure is None:
                 self._supervisor.tick(_TICK_S)
                 self._watch_redis()
-                if not self._supervisor.proven and _is_ready(
-                    self._listener, tls=bool(self._settings.ssl_certfile)
-                ):
+                if not self._supervisor.proven and _is_ready(self._listener, self._settings):
                     self._supervisor.proven = True
                     _log.info("ready", seconds=time.monotonic() - started)
                     print(banner(self._settings, *self._listener.getsockname()[:2]), flush=True)
