@@ -236,7 +236,7 @@ def test_a_redis_that_goes_opens_nothing_and_locks_out_nobody(tmp_path: Path) ->
 
 
 def test_a_server_that_cannot_read_the_keys_is_closed(tmp_path: Path) -> None:
-    with ApiProcess("redis://127.0.0.1:1", log=tmp_path / "api.log") as api:
+    with ApiProcess("redis://127.0.0.1:1", "--partitions", "2", log=tmp_path / "api.log") as api:
         assert api.get("/health").status == 200
         for path in ("/v1/models", "/docs", "/openapi.json"):
             got = api.get(path)
