@@ -100,7 +100,10 @@ def test_both_limits_must_leave_room(bus: Bus) -> None:
 
 
 def test_what_costs_no_tokens_needs_none(bus: Bus) -> None:
-    charge(bus, requests=9, tokens=10, cost=10)
+    uid = new_uid(0)
+    charge(bus, uid, requests=9, tokens=10, cost=10)
+    settle(bus, uid, tokens=50)
+    assert charge(bus, requests=9, tokens=10, cost=1).short == "tokens"
     assert charge(bus, requests=9, tokens=10, cost=0).short == ""
 
 
