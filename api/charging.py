@@ -21,7 +21,13 @@ from api.status import usage_of
 from common.bus import rates
 from common.bus.keys import birth_of, new_uid
 from common.bus.rates import Limit, Standing
-from common.errors import MillstreamError, PermissionDeniedError, RateLimitError, UnavailableError
+from common.errors import (
+    InvalidRequestError,
+    MillstreamError,
+    PermissionDeniedError,
+    RateLimitError,
+    UnavailableError,
+)
 from common.logging import Log
 from common.messages import GENERATIONS, OutEntry, Request, Usage, dumps
 
@@ -129,7 +135,10 @@ def _estimate(request: Request) -> int:
     if request.kind not in GENERATIONS:
         return 0
     most = (request.params.max_tokens or 0) * int(request.reply["choices"])
-    size = len(dumps(request.payload).encode())
+    try:
+        size = len(dumps(request.payload).encode())
+    except TypeError:  # as at admission, which comes after
+        raise InvalidRequestError("The request is nested too deeply.") from None
     return math.ceil(size / _BYTES_PER_TOKEN) + most
 
 

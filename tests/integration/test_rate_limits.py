@@ -183,6 +183,11 @@ def test_a_body_that_is_not_valid_costs_nothing(running: Stage) -> None:
     key = Key(running, "--requests-per-minute", "100")
     for _ in range(5):
         assert key.chat(temperature=9).status == 400
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    got = key.chat(chat_template_kwargs={"deep": deep})
+    assert (got.status, got.error["message"]) == (400, "The request is nested too deeply.")
     assert key.used("requests") == 0
     assert running.api.post("/tokenize", {"prompt": "x"}, key.headers).status == 200
     assert key.used("requests") == pytest.approx(1, abs=0.5)
