@@ -5,26 +5,55 @@ from __future__ import annotations
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from api import errors
+from api.access_log import AccessLog
+from api.auth import Guard
 from api.client import ClientGoneError
+from api.keyring import Keyring
 from api.middleware import Envelope
 from api.openapi import Described
 from api.routes import chat, completions, health, models, requests, streams, tokenize
 from api.routes.direct import Direct
 from api.service import Service
 from common.errors import MillstreamError
+from common.settings import Settings
 
 _ROUTERS = (
     *(chat.router, completions.router, streams.router, requests.router),
     *(models.router, tokenize.router, health.router),
 )
+#: What a page of another origin may do and see (CORS), once its origin is allowed.
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+_EXPOSED = (
+    *("x-request-id", "millstream-request", "openai-processing-ms"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
+    *(f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")),
+    *(f"x-ratelimit-{what}-tokens" for what in ("limit", "remaining", "reset")),
+)
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The application on ``service``."""
+def create_app(service: Service, keyring: Keyring, settings: Settings) -> ASGIApp:
+    """The application on ``service``, behind its door and in its envelope."""
+    inside: ASGIApp = Guard(Direct(create_routes(service)), keyring)
+    if settings.allowed_origins:
+        # Around the door: a browser asks for permission without a key, and a page may read its refusal.
+        inside = CORSMiddleware(
+            inside,
+            allow_origins=settings.allowed_origins,
+            allow_methods=_METHODS,
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
+        )
+    log = AccessLog(settings.disable_access_log_for_endpoints) if settings.access_log == "on" else None
+    return Envelope(inside, log)
+
+
+def create_routes(service: Service) -> Described:
+    """The endpoints on ``service`` and the answers to what goes wrong in them; open to everybody."""
     app = Described(title="Millstream", redoc_url=None, redirect_slashes=False)
     for router in _ROUTERS:
         # Not `include_router`, which puts a layer of its own before every route.
@@ -34,7 +63,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_gone)
     app.add_exception_handler(Exception, _on_fault)
-    return Envelope(Direct(app))
+    return app
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

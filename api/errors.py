@@ -20,6 +20,7 @@ from common.errors import (
     MethodNotAllowedError,
     MillstreamError,
     NotFoundError,
+    UnauthorizedError,
     WorkerCrashedError,
 )
 
@@ -48,13 +49,15 @@ def response(error: MillstreamError, headers: Mapping[str, str] | None = None) -
 
 
 def error_headers(error: MillstreamError) -> dict[str, str]:
-    """Headers that tell a client whether and when to try again."""
+    """Headers that tell a client what it takes to be served: when to try again, or with what."""
     headers = {}
     if error.retry_after is not None:
         seconds = max(1, math.ceil(error.retry_after))
         headers = {"retry-after": str(seconds), "retry-after-ms": str(max(1, int(error.retry_after * 1000)))}
     if isinstance(error, _NOT_WORTH_RETRYING):
         headers["x-should-retry"] = "false"
+    if isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
     return headers
 
 

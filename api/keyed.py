@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from api.client import Client
-from api.recall import attach, recall
+from api.following import attach
+from api.recall import recall
 from api.replies import Reply
 from api.returning import Returning
 from api.service import Service
@@ -19,7 +20,7 @@ _TRIES = 4
 
 
 async def join(
-    service: Service, wanted: Returning, make: Callable[[], Awaitable[Request]], client: Client
+    service: Service, wanted: Returning, tenant: str, make: Callable[[], Awaitable[Request]], client: Client
 ) -> Reply:
     """The reply to the request that holds the key; it is made and admitted if there is none.
 
@@ -31,7 +32,7 @@ async def join(
     for _ in range(_TRIES):
         holder = await service.bus.do("GET", key)
         uid = "" if holder is None else holder.decode()
-        found = await recall(service, uid) if uid else None
+        found = await recall(service, uid, tenant) if uid else None
         if found is not None:
             if found.request.digest != wanted.digest:
                 raise ConflictError

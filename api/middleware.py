@@ -1,4 +1,4 @@
-"""The outermost layer: a request id on every answer, and an answer whatever happens inside. Plain ASGI.
+"""The outermost layer: a request id on every answer, an answer whatever happens inside, a line in the log.
 
 A client's own X-Request-Id is a label that comes back; nothing inside is keyed by it.
 """
@@ -12,6 +12,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
+from api.access_log import AccessLog, path_of
 from common.errors import MillstreamError
 from common.logging import Log
 
@@ -19,14 +20,17 @@ log = Log(__name__)
 
 #: Where the scope holds the uid of the generation that is the answer.
 GENERATION = "millstream.request"
+#: Where it holds the headers that say how the API key stands with its limits.
+STANDING = "millstream.standing"
 _LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Envelope:
-    """Wraps the application."""
+    """Wraps the application. Plain ASGI."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access_log: AccessLog | None) -> None:
         self._app = app
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -35,12 +39,12 @@ class Envelope:
             return
         request_id = _request_id(scope)
         begun = time.perf_counter()
-        started = False
+        status = 0
 
         async def send_labelled(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 spent = b"%d" % ((time.perf_counter() - begun) * 1000)
                 headers = [
                     *message.get("headers", ()),
@@ -49,16 +53,21 @@ class Envelope:
                 ]
                 if GENERATION in scope:
                     headers.append((b"millstream-request", scope[GENERATION].encode()))
+                if STANDING in scope:
+                    headers += scope[STANDING]
                 message["headers"] = headers
             await send(message)
 
         try:
             await self._app(scope, receive, send_labelled)
         except Exception:
-            log.exception("a request failed", path=scope["path"], request_id=request_id.decode())
-            if started:
+            log.exception("a request failed", path=path_of(scope), request_id=request_id.decode())
+            if status:
                 raise  # the server then cuts the connection, which is all that is left to say
             await errors.response(MillstreamError())(scope, receive, send_labelled)
+        finally:
+            if self._access_log is not None:
+                self._access_log.write(scope, status, begun, request_id)
 
 
 def label_of(scope: Scope) -> str:

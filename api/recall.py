@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from api.client import Client
-from api.leaving import give_up, let_go, pause
-from api.replies import Home, Reply
-from api.service import Phase, Service
+from api.service import Service
 from common.bus.keys import partition_of
-from common.bus.registry import API
-from common.errors import MillstreamError, NotFoundError, UnavailableError
-from common.messages import Kind, Request
+from common.errors import MillstreamError, NotFoundError
+from common.messages import GENERATIONS, OutEntry, Request, parse_out
 
 _PREFIXES = ("chatcmpl-", "cmpl-")
-#: How long an API process waits beyond a request's deadline for the workers' own word on it.
-DEADLINE_GRACE_S = 3.0
+#: Entries of a reply read at once.
+_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +23,8 @@ class Recalled:
     fields: Mapping[bytes, bytes]
 
 
-async def recall(service: Service, name: str) -> Recalled | None:
-    """The generation with this uid, or response id; None when there is none."""
+async def recall(service: Service, name: str, tenant: str) -> Recalled | None:
+    """The tenant's generation with this uid, or response id; None when it has none, whoever else has one."""
     uid = name
     for prefix in _PREFIXES:
         uid = uid.removeprefix(prefix)
@@ -46,32 +41,28 @@ async def recall(service: Service, name: str) -> Recalled | None:
         request = replace(request, choices=request.reply["choices"])
     except (KeyError, ValueError):
         return None
-    return Recalled(request, fields) if request.kind in (Kind.CHAT, Kind.COMPLETION) else None
+    visible = request.tenant == tenant and request.kind in GENERATIONS
+    return Recalled(request, fields) if visible else None
 
 
-async def recall_or_404(service: Service, name: str) -> Recalled:
+async def recall_or_404(service: Service, name: str, tenant: str) -> Recalled:
     """`recall`. Raises `NotFoundError`."""
-    found = await recall(service, name)
+    found = await recall(service, name, tenant)
     if found is None:
         raise NotFoundError("There is no such request, or it has expired.")
     return found
 
 
-def attach(service: Service, request: Request, client: Client) -> Reply:
-    """Follows a recalled request from the start of its reply. Raises `UnavailableError`."""
-    if service.phase is Phase.DRAINING:
-        raise UnavailableError("The server is shutting down.", retry_after=1.0)
-    # Whoever was slow before, and may have died since: this reader has not been.
-    service.later(pause(service, request, on=False))
-    return follow(service, request, client, _ReaderHome(service))
-
-
-def follow(service: Service, request: Request, client: Client, home: Home) -> Reply:
-    """The reply to a request that is in Redis, from its start."""
-    deadline = asyncio.get_running_loop().time() + service.settings.request_timeout + DEADLINE_GRACE_S
-    reply = Reply(home, request, service.replies.subscribe(request.uid), client, deadline)
-    service.live.add(reply)
-    return reply
+async def entries_of(service: Service, uid: str) -> list[OutEntry]:
+    """The whole reply so far."""
+    entries: list[OutEntry] = []
+    start = "-"
+    while True:
+        page = await service.bus.do("XRANGE", service.keys.out(uid), start, "+", "COUNT", _PAGE)
+        entries += [parse_out(entry_id, fields) for entry_id, fields in page]
+        if len(page) < _PAGE:
+            return entries
+        start = "(" + entries[-1].id
 
 
 async def is_lost(service: Service, request: Request) -> bool:
@@ -83,38 +74,3 @@ async def is_lost(service: Service, request: Request) -> bool:
         return ended[0] is None or not await service.bus.do("EXISTS", service.keys.out(request.uid))
     except MillstreamError:
         return False  # Redis is away; it may be back before the deadline
-
-
-class _ReaderHome:
-    """`api.replies.Home` of a reply to a request that was admitted by another connection."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def is_lost(self, request: Request) -> bool:
-        return await is_lost(self._service, request)
-
-    async def readmit(self, request: Request, deadline: float) -> None:
-        """Left to the process that has the request as it came: it has until the next look."""
-
-    def pause(self, request: Request, *, on: bool) -> None:
-        """Not for a plain request with a client of its own: that one is not to be slowed by others."""
-        if request.resume_ms or not self._is_served(request):
-            self._service.later(pause(self._service, request, on=on))
-
-    def closed(self, reply: Reply, *, ended: bool) -> None:
-        service, request = self._service, reply.request
-        service.live.discard(reply)
-        if ended or any(other.uid == request.uid for other in service.live):
-            return
-        if request.resume_ms:
-            service.later(let_go(service, request, request.resume_ms))
-        elif not self._is_served(request):
-            service.later(give_up(service, request))
-
-    def _is_served(self, request: Request) -> bool:
-        """Whether the process that admitted the request lives: then it is up to its own client."""
-        if request.api == self._service.id:
-            return True
-        workers = self._service.registry.view.workers
-        return any(worker.role == API and worker.id == request.api for worker in workers)

@@ -73,6 +73,11 @@ class Reply:
         """The request's id."""
         return self.request.uid
 
+    @property
+    def last(self) -> OutEntry | None:
+        """The last entry that was read."""
+        return self._subscription.last
+
     def fail(self, error: Exception) -> None:
         """Ends the reply from outside: `next` raises ``error``."""
         self._failure = self._failure or error

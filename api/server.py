@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import time
@@ -18,8 +19,10 @@ import uvloop
 
 from api.app import create_app
 from api.keeping import Keeping
+from api.keyring import Keyring, static_keys
 from api.protocol import Protocol
 from api.service import Phase, Service
+from api.tls import check_certificate
 from api.upkeep import Upkeep
 from common import collector
 from common.bus.client import AsyncBus
@@ -49,6 +52,8 @@ _REDIS_WAIT_S = 30.0
 
 def run(settings: Settings) -> int:
     """The whole life of an API process; returns its exit code."""
+    check_certificate(settings)
+    static_keys(settings)
     try:
         settings = replace(settings, partitions=_partitions(settings))
     except UnfitServerError as error:
@@ -103,16 +108,20 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     # Impatient: a Redis that hangs must be known before clients have waited long for their refusal.
     looks = AsyncBus(settings.redis_url, name=f"{settings.worker_id}-look", timeout_s=1.0, retries=0)
     registry = Registry(looks, keys, max_bytes=settings.max_redis_bytes)
+    host, port = listener.getsockname()[:2]
+    keyring = Keyring(settings, looks, keys, exposed=not _is_loopback(host))
     service = Service(settings, keys, bus, replies, registry)
     upkeep, keeping = Upkeep(service), Keeping(service)
-    server = _Server(service)
+    server = _Server(service, keyring)
+    await keyring.start()
     await registry.start()
     await upkeep.start()
     keeping.start()
     replies.start()
     collector.settle()
-    host, port = listener.getsockname()[:2]
-    log.info("listening", host=host, port=port)
+    log.info("listening", host=host, port=port, access=keyring.says())
+    if settings.auth == "off" and not _is_loopback(host):
+        log.warning("everybody who can connect may ask for anything", auth="off")
     try:
         await server.serve([listener])
     finally:
@@ -120,6 +129,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await keeping.stop()
         await upkeep.stop()
         await registry.stop()
+        await keyring.stop()
         await replies.stop()
         await looks.close()
         await bus.close()
@@ -127,12 +137,18 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     return ExitCode.OK
 
 
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a socket that listens on ``host``."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
 class _Server(uvicorn.Server):
     """uvicorn with our own idea of an orderly end."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keyring: Keyring) -> None:
+        settings = service.settings
         config = uvicorn.Config(
-            create_app(service),
+            create_app(service, keyring, settings),
             loop="none",
             http=Protocol,
             ws="none",
@@ -145,6 +161,8 @@ class _Server(uvicorn.Server):
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(_LAST_WORDS_S) + 1,
+            ssl_certfile=settings.ssl_certfile or None,
+            ssl_keyfile=settings.ssl_keyfile or None,
         )
         super().__init__(config)
         self._service = service

@@ -38,7 +38,7 @@ def render(request: Request, fields: Mapping[bytes, bytes], entries: Sequence[Ou
                 (int(value) for name, value in fields.items() if name.startswith(_ATTEMPTS)), default=0
             ),
             "choices": request.choices,
-            "usage": usage_object(_usage(fields, entries), answer.reasoning_tokens),
+            "usage": usage_object(usage_of(fields, entries), answer.reasoning_tokens),
             "error": None if error is None else error_object(error),
             "response": orjson.Fragment(answer.body()) if answer.done else None,
         }
@@ -50,7 +50,7 @@ def _seconds(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
     return int(fields[name]) // 1000 if name in fields else None
 
 
-def _usage(fields: Mapping[bytes, bytes], entries: Sequence[OutEntry]) -> Usage:
+def usage_of(fields: Mapping[bytes, bytes], entries: Sequence[OutEntry]) -> Usage:
     """As the end says; before it, and for choices that an error cut off, what has been sent."""
     end = entries[-1].usage if entries else None
     tokens: dict[int, int] = {}

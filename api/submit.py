@@ -6,14 +6,16 @@ import asyncio
 import random
 from dataclasses import replace
 
+from api.charging import settle
 from api.client import Client
+from api.following import DEADLINE_GRACE_S, follow
 from api.leaving import cancel, let_go, pause
 from api.pressure import queue_bound
-from api.recall import DEADLINE_GRACE_S, follow, is_lost
+from api.recall import is_lost
 from api.replies import LostRequestError, Reply
 from api.service import Phase, Service
 from common.bus.admission import Admission, Limits, admit
-from common.bus.keys import BATCH, new_uid, partition_of
+from common.bus.keys import BATCH, moved, partition_of
 from common.bus.registry import ModelInfo
 from common.errors import (
     InvalidRequestError,
@@ -75,11 +77,14 @@ def _resolve(service: Service, name: str | None) -> ModelInfo:
 
 
 async def submit(service: Service, request: Request, client: Client) -> Reply:
-    """Admits ``request`` on a partition with room and follows its reply. Raises `QueueFullError`."""
+    """Admits ``request``, which has a uid, on a partition with room and follows its reply.
+
+    Raises `QueueFullError`.
+    """
     settings = service.settings
     first, waiting = random.randrange(settings.partitions), 0
     for step in range(settings.partitions):
-        uid = new_uid((first + step) % settings.partitions)
+        uid = moved(request.uid, (first + step) % settings.partitions)
         admitted = replace(request, uid=uid, api=service.id)
         try:
             admission = await _admit(service, admitted, settings.request_timeout)
@@ -99,7 +104,7 @@ async def submit_keyed(
 
     ``stale`` is a holder of the key whose request is gone, or empty.
     """
-    admitted = replace(request, uid=new_uid(partition), api=service.id)
+    admitted = replace(request, uid=moved(request.uid, partition), api=service.id)
     admission = await _admit(service, admitted, service.settings.request_timeout, stale)
     if admission.code == "FULL":
         raise QueueFullError(retry_after=service.rate.retry_after(admission.waiting))
@@ -173,6 +178,7 @@ class _Home:
         service, request = self._service, reply.request
         service.live.discard(reply)
         service.rate.finished()
+        settle(service, reply)
         if ended:
             return
         if not request.resume_ms:

@@ -10,8 +10,10 @@ import os
 import resource
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
+from cli import keys
 from common import logging, settings
 from common.exitcodes import ExitCode
 from common.settings import Command, Settings, SettingsError
@@ -28,6 +30,7 @@ _ABOUT = {
     Command.TOKENIZER: "Run one tokenizer process.",
     Command.SCHEDULER: "Run one scheduler process with its engine.",
     Command.DETOKENIZER: "Run one detokenizer process.",
+    Command.KEYS: "Make, list and take away API keys.",
 }
 
 
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = settings.from_environment(command, flags)
         _raise_file_limit()
         logging.setup(chosen.log_level, chosen.log_format, command, chosen.worker_id)
-        return _run(command, chosen)
+        return keys.run(chosen, flags) if command is Command.KEYS else _run(command, chosen)
     except SettingsError as error:
         print(f"millstream {command}: {error}", file=sys.stderr)
         return ExitCode.USAGE
@@ -53,16 +56,25 @@ def build_parser() -> argparse.ArgumentParser:
     for command in Command:
         about = _ABOUT[command]
         subparser = subparsers.add_parser(command, help=about, description=about, allow_abbrev=False)
-        for setting in settings.settings_of(command):
-            shown = f"{setting.spec.help} Default: {setting.spec.default_text.replace('`', '')}."
-            subparser.add_argument(
-                setting.flag,
-                nargs=None if setting.spec.kind.bare is None else "?",
-                const=setting.spec.kind.bare,
-                metavar=setting.name.rsplit("_", 1)[-1].upper(),
-                help=argparse.SUPPRESS if setting.spec.internal else shown.replace("%", "%%"),
-            )
+        if command is Command.KEYS:
+            keys.add_actions(subparser, partial(_add_settings, command=command))
+        else:
+            _add_settings(subparser, command=command)
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, *, command: Command) -> None:
+    for setting in settings.settings_of(command):
+        shown = f"{setting.spec.help} Default: {setting.spec.default_text.replace('`', '')}."
+        parser.add_argument(
+            setting.flag,
+            dest=setting.name,
+            action="append" if setting.spec.kind.many else "store",
+            nargs=None if setting.spec.kind.bare is None else "?",
+            const=setting.spec.kind.bare,
+            metavar=setting.name.rsplit("_", 1)[-1].upper(),
+            help=argparse.SUPPRESS if setting.spec.internal else shown.replace("%", "%%"),
+        )
 
 
 def _raise_file_limit() -> None:
@@ -101,3 +113,5 @@ def _run(command: Command, chosen: Settings) -> int:
             from workers.detokenizer import main as detokenizer
 
             return detokenizer.run(chosen)
+        case Command.KEYS:
+            raise AssertionError("not a process")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.settings import TABLE, Command, Setting
+from common.settings import ROLES, TABLE, Command, Setting
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 _MARKED = re.compile(r"(<!-- settings -->\n).*?(\n<!-- /settings -->)", re.DOTALL)
@@ -24,7 +24,8 @@ def markdown_table(rows: Sequence[Setting] = TABLE) -> str:
 
 
 def _row(row: Setting) -> str:
-    commands = "all" if row.spec.commands == tuple(Command) else ", ".join(row.spec.commands)
+    everywhere = (Command.SERVE, *ROLES)
+    commands = "all" if row.spec.commands[: len(everywhere)] == everywhere else ", ".join(row.spec.commands)
     cells = (
         f"`{row.flag}`",
         f"`{row.env}`",

@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -128,7 +129,7 @@ class _Serving:
             while not self._stop.count and self._supervisor.failure is None:
                 self._supervisor.tick(_TICK_S)
                 self._watch_redis()
-                if not self._supervisor.proven and _is_ready(self._listener):
+                if not self._supervisor.proven and _is_ready(self._listener, self._settings):
                     self._supervisor.proven = True
                     _log.info("ready", seconds=time.monotonic() - started)
                     print(banner(self._settings, *self._listener.getsockname()[:2]), flush=True)
@@ -223,10 +224,16 @@ def _command() -> list[str]:
     return [sys.executable, str(script)] if script.stem == "millstream" else [sys.executable, "-m", "cli"]
 
 
-def _is_ready(listener: socket.socket) -> bool:
-    """Whether `/ready` says 200."""
+def _is_ready(listener: socket.socket, settings: Settings) -> bool:
+    """Whether `/ready` says 200. It is our own server that is asked, whatever name its certificate has."""
     host, port = listener.getsockname()[:2]
     connection = http.client.HTTPConnection(_reachable(host), port, timeout=_READY_TIMEOUT_S)
+    if settings.ssl_certfile:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(
+            _reachable(host), port, timeout=_READY_TIMEOUT_S, context=context
+        )
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -239,7 +246,9 @@ def _is_ready(listener: socket.socket) -> bool:
 def banner(settings: Settings, host: str, port: int) -> str:
     """What the terminal says once everything is ready."""
     shown = _reachable(host)
-    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    scheme = "https" if settings.ssl_certfile else "http"
+    url = f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if _needs_key(settings, host) else ""
     body = {
         "model": settings.served_model_name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -248,9 +257,17 @@ def banner(settings: Settings, host: str, port: int) -> str:
     }
     return (
         f"\nMillstream serves {settings.served_model_name} at {url}\n\nTry it:\n"
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"  -d {shlex.quote(json.dumps(body, separators=(',', ':')))}\n\nCtrl-C stops everything.\n"
     )
+
+
+def _needs_key(settings: Settings, host: str) -> bool:
+    """Whether a client needs an API key, as far as the settings tell: there may be keys in Redis, too."""
+    if settings.auth == "auto":
+        exposed = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return exposed or bool(settings.api_keys or settings.api_key_file)
+    return settings.auth == "required"
 
 
 def _reachable(host: str) -> str:

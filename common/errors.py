@@ -43,6 +43,20 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class UnauthorizedError(InvalidRequestError):
+    """An API key is needed: send it as `Authorization: Bearer <key>`."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class PermissionDeniedError(MillstreamError):
+    """The API key does not allow this."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFoundError(InvalidRequestError):
     """There is no such thing."""
 
@@ -82,6 +96,15 @@ class UnsupportedMediaTypeError(InvalidRequestError):
 
 class QueueFullError(MillstreamError):
     """The server's queue is full, try again later."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after = 1.0
+
+
+class RateLimitError(MillstreamError):
+    """The API key has used up its rate limit, try again later."""
 
     status = 429
     type = "rate_limit_error"

@@ -25,6 +25,8 @@ class Kind:
     write: Callable[[Any], str] = str
     #: What a flag without a value means; None: it needs one.
     bare: str | None = None
+    #: Whether the value is a list, whose flag may be given several times.
+    many: bool = False
 
     def show(self, value: Any) -> str:
         """``value`` as documentation prints it."""
@@ -55,10 +57,10 @@ def choice(*words: str) -> Kind:
 
 def switch() -> Kind:
     """On or off. As a flag it needs no value: to name it is to switch it on."""
-    words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+    spelled = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
     def parse(raw: str) -> bool:
-        value = words.get(raw.lower())
+        value = spelled.get(raw.lower())
         if value is None:
             raise ValueError("must be true or false")
         return value
@@ -79,6 +81,18 @@ def json_object() -> Kind:
         return orjson.dumps(value).decode()
 
     return Kind("JSON object", parse)
+
+
+def words(pattern: str, what: str) -> Kind:
+    """Any number of words, separated by commas, each of which matches ``pattern`` as a whole."""
+
+    def parse(raw: str) -> tuple[str, ...]:
+        found = tuple(word.strip() for word in raw.split(",") if word.strip())
+        if not all(re.fullmatch(pattern, word) for word in found):
+            raise ValueError(f"must be {what}, separated by commas")
+        return found
+
+    return Kind("list", parse, ",".join, many=True)
 
 
 def count(low: int, high: int = 2**53) -> Kind:

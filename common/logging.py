@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+import time
 from datetime import UTC, datetime
 
 _VALUE_LIMIT = 300
+_SPACE = re.compile(r"\s")
 
 
 class Log:
@@ -69,9 +72,9 @@ class _TextFormatter(logging.Formatter):
         self._who = worker_id if worker_id.startswith(role) else f"{role} {worker_id}".rstrip()
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created).astimezone()
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         parts = [
-            moment.strftime("%H:%M:%S.") + f"{int(record.msecs):03d}",
+            f"{moment}.{int(record.msecs):03d}",
             self._who,
             record.levelname,
             record.getMessage(),
@@ -112,7 +115,7 @@ def _shown(value: object) -> str:
     """A field's value for people: short, on one line, quoted when it has spaces."""
     text = str(round(value, 3)) if isinstance(value, float) else str(value)
     text = text if len(text) <= _VALUE_LIMIT else text[:_VALUE_LIMIT] + "..."
-    return repr(text) if any(c.isspace() for c in text) or not text else text
+    return repr(text) if _SPACE.search(text) or not text else text
 
 
 def _plain(value: object) -> object:

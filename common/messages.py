@@ -50,6 +50,8 @@ class Request:
     n: int = 1
     cls: str = "interactive"
     tenant: str = ""
+    #: The API key whose limits it counts against; empty if it has none.
+    account: str = ""
     api: str = ""
     #: How its client calls it; nothing is found by it.
     label: str = ""
@@ -73,6 +75,7 @@ class Request:
     def to_fields(self) -> dict[str, str | int]:
         """The hash fields that ADMIT writes; some only if there is something to say."""
         special: dict[str, str | int] = {
+            "account": self.account,
             "resume": self.resume_ms,
             "idem": self.idem,
             "digest": self.digest,
@@ -112,6 +115,7 @@ class Request:
             n=int(fields.get(b"n", b"1")),
             cls=fields.get(b"class", b"interactive").decode(),
             tenant=fields.get(b"tenant", b"").decode(),
+            account=fields.get(b"account", b"").decode(),
             api=fields.get(b"api", b"").decode(),
             resume_ms=int(fields.get(b"resume", b"0")),
             idem=fields.get(b"idem", b"").decode(),

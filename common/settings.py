@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from common.kinds import Kind, byte_size, choice, count, json_object, seconds, switch, text
+from common.kinds import Kind, byte_size, choice, count, json_object, seconds, switch, text, words
 
 ENV_PREFIX = "MILLSTREAM_"
 #: The model that ships with the installation, under the name it is served as.
@@ -24,13 +24,14 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 
 
 class Command(StrEnum):
-    """The subcommands of `millstream`; all but `serve` are roles, each one process."""
+    """The subcommands of `millstream`: everything at once, the roles (each one process), and tools."""
 
     SERVE = "serve"
     API = "api"
     TOKENIZER = "tokenizer"
     SCHEDULER = "scheduler"
     DETOKENIZER = "detokenizer"
+    KEYS = "keys"
 
 
 ROLES = (Command.TOKENIZER, Command.SCHEDULER, Command.DETOKENIZER, Command.API)
@@ -38,7 +39,8 @@ ROLES = (Command.TOKENIZER, Command.SCHEDULER, Command.DETOKENIZER, Command.API)
 #: Settings whose default depends on others: a value equal to the plain default still has to be said.
 _DEPENDENT = frozenset({"max_num_seqs"})
 
-_ALL = tuple(Command)
+_ALL = (Command.SERVE, *ROLES)
+_REDIS = (*_ALL, Command.KEYS)
 _SERVE = (Command.SERVE,)
 _HTTP = (Command.SERVE, Command.API)
 _ENGINE = (Command.SERVE, Command.SCHEDULER)
@@ -59,6 +61,7 @@ class _Spec:
     default_text: str
     secret: bool
     internal: bool
+    flag: str
 
 
 def _setting(
@@ -70,9 +73,10 @@ def _setting(
     default_text: str = "",
     secret: bool = False,
     internal: bool = False,
+    flag: str = "",
 ) -> Any:
     """A field of `Settings`. ``secret`` keeps it off command lines, ``internal`` out of help and README."""
-    spec = _Spec(kind, help_text, commands, default_text or kind.show(default), secret, internal)
+    spec = _Spec(kind, help_text, commands, default_text or kind.show(default), secret, internal, flag)
     return field(default=default, metadata={"spec": spec})
 
 
@@ -85,6 +89,42 @@ class Settings:
     api_replicas: int = _setting(1, count(1, 64), _SERVE, "API processes that share the port.")
     max_body_bytes: int = _setting(
         8 << 20, byte_size(1024), _HTTP, "Largest request body; larger ones get 413."
+    )
+
+    auth: str = _setting(
+        "auto",
+        choice("auto", "required", "off"),
+        _HTTP,
+        "Who needs an API key. `auto`: all, once there is any key or when not only this machine can connect.",
+    )
+    api_keys: tuple[str, ...] = _setting(
+        (),
+        words(r"[\x21-\x2b\x2d-\x7e]{1,512}", "keys of printable characters without spaces"),
+        _HTTP,
+        "API key that is accepted, besides those in Redis; may be repeated.",
+        default_text="none",
+        secret=True,
+        flag="--api-key",
+    )
+    api_key_file: str = _setting(
+        "", text(), _HTTP, "File of such keys, each on a line, a tenant may follow.", default_text="none"
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (),
+        words(r"\*|https?://[^\s/,?#]+", "`*` or origins like https://example.com"),
+        _HTTP,
+        "Origins whose pages may call the API from a browser (CORS); `*` is all.",
+        default_text="none",
+    )
+    ssl_certfile: str = _setting(
+        "", text(), _HTTP, "Certificate chain (PEM): the API speaks HTTPS.", default_text="none"
+    )
+    ssl_keyfile: str = _setting(
+        "", text(), _HTTP, "Private key (PEM) of the certificate.", default_text="none"
+    )
+    access_log: str = _setting("on", choice("on", "off"), _HTTP, "Log a line for each HTTP request.")
+    disable_access_log_for_endpoints: tuple[str, ...] = _setting(
+        ("/health", "/ready"), words(r"/\S*", "paths"), _HTTP, "Paths whose requests are not logged."
     )
 
     model: str = _setting(
@@ -148,7 +188,7 @@ class Settings:
     redis_url: str = _setting(
         "",
         text(),
-        _ALL,
+        _REDIS,
         "Redis or Valkey to use.",
         default_text=f"`serve`: embedded; else `{DEFAULT_REDIS_URL}`",
         secret=True,
@@ -160,7 +200,7 @@ class Settings:
         "Partitions of the bus, for all processes; 0 takes what the Redis was set up with.",
         default_text="`0`; a new Redis gets 2, the embedded one 1",
     )
-    key_prefix: str = _setting("ms", text(r"[A-Za-z0-9_.-]+"), _ALL, "First part of every key in Redis.")
+    key_prefix: str = _setting("ms", text(r"[A-Za-z0-9_.-]+"), _REDIS, "First part of every key in Redis.")
     redis_maxmemory: int = _setting(
         1 << 30, byte_size(16 << 20), _SERVE, "Memory limit of the embedded Valkey."
     )
@@ -213,9 +253,9 @@ class Settings:
     )
 
     log_level: str = _setting(
-        "info", choice("debug", "info", "warning", "error"), _ALL, "Least severe messages to print."
+        "info", choice("debug", "info", "warning", "error"), _REDIS, "Least severe messages to print."
     )
-    log_format: str = _setting("text", choice("text", "json"), _ALL, "Form of a log line.")
+    log_format: str = _setting("text", choice("text", "json"), _REDIS, "Form of a log line.")
 
     worker_id: str = _setting("", text(r"[A-Za-z0-9_.-]+"), ROLES, "Name of this process.", internal=True)
     listen_fd: int = _setting(-1, count(-1), (Command.API,), "Inherited listening socket.", internal=True)
@@ -232,7 +272,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """The command line flag."""
-        return "--" + self.name.replace("_", "-")
+        return self.spec.flag or "--" + self.name.replace("_", "-")
 
     @property
     def env(self) -> str:
@@ -257,23 +297,26 @@ def settings_of(command: Command) -> tuple[Setting, ...]:
     return tuple(setting for setting in TABLE if command in setting.spec.commands)
 
 
-def resolve(command: Command, flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
+#: What a parser of arguments found: field names with raw text, or with all texts of a repeated flag.
+Flags = Mapping[str, str | Sequence[str] | None]
+
+
+def resolve(command: Command, flags: Flags, environ: Mapping[str, str]) -> Settings:
     """Settings of ``command``: a flag wins over a variable, a variable over the default.
 
-    ``flags`` maps field names to raw text or None. An empty variable counts as unset, as compose files
-    and charts write them.
+    An empty variable counts as unset, as compose files and charts write them.
     """
     given: dict[str, Any] = {}
     for setting in settings_of(command):
         raw = flags.get(setting.name)
         if raw is not None:
-            given[setting.name] = setting.parse(setting.flag, raw)
+            given[setting.name] = setting.parse(setting.flag, raw if isinstance(raw, str) else ",".join(raw))
         elif environ.get(setting.env):
             given[setting.name] = setting.parse(setting.env, environ[setting.env])
     return _complete(command, given)
 
 
-def from_environment(command: Command, flags: Mapping[str, str | None]) -> Settings:
+def from_environment(command: Command, flags: Flags) -> Settings:
     """`resolve` with this process's environment: the one place that reads it."""
     return resolve(command, flags, os.environ)
 
@@ -288,6 +331,7 @@ def _complete(command: Command, given: dict[str, Any]) -> Settings:
             f"--max-num-batched-tokens ({settings.max_num_batched_tokens}) must be at least "
             f"--max-num-seqs ({settings.max_num_seqs}): every running request computes a token per step"
         )
+    _check_access(settings)
     if command is not Command.SERVE:
         settings = replace(
             settings,
@@ -295,6 +339,15 @@ def _complete(command: Command, given: dict[str, Any]) -> Settings:
             worker_id=settings.worker_id or new_worker_id(command, os.getpid()),
         )
     return replace(settings, served_model_name=settings.served_model_name or _served_name(settings.model))
+
+
+def _check_access(settings: Settings) -> None:
+    if settings.auth == "off" and (settings.api_keys or settings.api_key_file):
+        raise SettingsError("--auth off and API keys contradict each other")
+    if bool(settings.ssl_certfile) != bool(settings.ssl_keyfile):
+        raise SettingsError("--ssl-certfile and --ssl-keyfile need each other")
+    if "*" in settings.allowed_origins and len(settings.allowed_origins) > 1:
+        raise SettingsError("--allowed-origins * already allows every origin")
 
 
 def _served_name(model: str) -> str:

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from api import returning
 from api.answer import Answer
+from api.auth import caller_of
+from api.charging import Meter
 from api.client import Client
 from api.events import ChatStream, CompletionStream, error_of
 from api.keyed import join
@@ -49,20 +51,23 @@ async def admit(
 
     An error is raised while its status code can still be sent, so before any 200 (section 3 of the design).
     """
+    meter = Meter(service, http.scope)
 
     async def make() -> Request:
-        return ask.to_request(await find_model(service, ask.model, kind))
+        return await meter.charge(ask.to_request(await find_model(service, ask.model, kind)))
 
     client = Client(http.scope[WIRE])
     try:
         if wanted is not None and wanted.idem:
-            reply = await join(service, wanted, make, client)
+            reply = await join(service, wanted, caller_of(http.scope).tenant, make, client)
         else:
             request = await make()
             reply = await submit(service, wanted.mark(request) if wanted else request, client)
     except BaseException:
         client.close()
+        meter.give_back(None)
         raise
+    meter.give_back(reply.request)
     if kind in _STREAMS:
         http.scope[GENERATION] = reply.uid
     return reply, await first_word(service, reply)
@@ -128,7 +133,7 @@ async def generate(
 ) -> Response:
     """The answer to a generation request: a stream or one body. ``ask`` is ``body``, parsed."""
     service.house.look_at(type(ask), body)
-    wanted = returning.read(http.headers, kind, body)
+    wanted = returning.read(http.headers, kind, body, caller_of(http.scope).tenant)
     dressed = _Dressed(service, ask, label_of(http.scope))
     reply, entries = await admit(http, service, dressed, kind, wanted)
     if reply.request.reply["stream"]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.auth import caller_of
 from api.body import read_json
 from api.middleware import GENERATION
 from api.openapi import takes
-from api.recall import Recalled, recall_or_404
+from api.recall import Recalled, entries_of, recall_or_404
 from api.schemas.abort import AbortRequest
 from api.service import Service
 from api.status import render
 from common.bus.holding import Hold, attach
 from common.errors import CancelledError
-from common.messages import OutEntry, parse_out
-
-#: Entries read at once.
-_PAGE = 1000
 
 
 def router(service: Service) -> APIRouter:
@@ -27,7 +24,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/requests/{name}")
     async def status(http: Request, name: str) -> Response:
         """Where a generation is; its answer or its error once it has ended."""
-        return await _show(http, service, await recall_or_404(service, name))
+        return await _show(http, service, await _recall(http, service, name))
 
     # Several methods on one function would be described under one name twice.
     @routes.delete("/v1/requests/{name}")
@@ -50,33 +47,25 @@ def router(service: Service) -> APIRouter:
 
 
 async def _cancel(http: Request, service: Service, name: str) -> Response:
-    request = (await recall_or_404(service, name)).request
+    request = (await _recall(http, service, name)).request
     message = CancelledError().message
     await service.bus.run(
         service.cancelling(request.uid, model=request.model, cls=request.cls, message=message)
     )
-    return await _show(http, service, await recall_or_404(service, name))
+    return await _show(http, service, await _recall(http, service, name))
+
+
+async def _recall(http: Request, service: Service, name: str) -> Recalled:
+    return await recall_or_404(service, name, caller_of(http.scope).tenant)
 
 
 async def _show(http: Request, service: Service, found: Recalled) -> Response:
     """The generation as JSON. Whoever asks for it reads it, so it is kept; it is not held for that."""
-    entries = await _entries(service, found.request.uid)
+    entries = await entries_of(service, found.request.uid)
     if entries and entries[-1].end:  # it may have ended between the two looks
-        found = await recall_or_404(service, found.request.uid)
+        found = await _recall(http, service, found.request.uid)
     request, settings = found.request, service.settings
     hold = Hold(request.uid, request.choices, idem=request.idem)
     await service.bus.run(attach(service.keys, (hold,), int(settings.reply_ttl * 1000)))
     http.scope[GENERATION] = request.uid
     return Response(render(request, found.fields, entries), media_type="application/json")
-
-
-async def _entries(service: Service, uid: str) -> list[OutEntry]:
-    """The whole reply so far."""
-    entries: list[OutEntry] = []
-    start = "-"
-    while True:
-        page = await service.bus.do("XRANGE", service.keys.out(uid), start, "+", "COUNT", _PAGE)
-        entries += [parse_out(entry_id, fields) for entry_id, fields in page]
-        if len(page) < _PAGE:
-            return entries
-        start = "(" + entries[-1].id

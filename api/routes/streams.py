@@ -5,9 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.auth import caller_of
 from api.client import Client
+from api.following import attach
 from api.middleware import GENERATION
-from api.recall import attach, recall_or_404
+from api.recall import recall_or_404
 from api.resume import START, Numbered, Position
 from api.routes.generation import event_stream, events_of, first_word
 from api.service import Service
@@ -22,7 +24,7 @@ def router(service: Service) -> APIRouter:
     async def stream(http: Request, name: str) -> Response:
         """The events after `Last-Event-ID` (or `?after=`), then those to come, to the end."""
         seen = _seen(http)
-        request = (await recall_or_404(service, name)).request
+        request = (await recall_or_404(service, name, caller_of(http.scope).tenant)).request
         http.scope[GENERATION] = request.uid
         client = Client(http.scope[WIRE])
         try:

@@ -32,6 +32,16 @@ def new_uid(partition: int) -> str:
     return f"{partition}-{value:032x}"
 
 
+def moved(uid: str, partition: int) -> str:
+    """The uid with the same random part on another partition."""
+    return f"{partition}-{birth_of(uid)}"
+
+
+def birth_of(uid: str) -> str:
+    """The part of a uid that is the same on every partition."""
+    return uid.partition("-")[2]
+
+
 def partition_of(uid: str) -> int:
     """The partition a uid names; ValueError when it is not one of our ids."""
     found = _UID.fullmatch(uid)
@@ -47,7 +57,7 @@ def partition_for(text: str, partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Key names under one prefix; everything but `models` and `worker` belongs to one partition."""
+    """Key names under one prefix; all that belongs to a request is on its partition."""
 
     prefix: str = "ms"
 
@@ -107,6 +117,18 @@ class Keys:
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}:worker:{worker}"
+
+    def api_keys(self) -> str:
+        """Hash id -> JSON of every API key."""
+        return f"{self.prefix}:keys"
+
+    def rate(self, key: str) -> str:
+        """Hash of an API key's limits and what is used of them; on a slot of its own."""
+        return f"{self.prefix}:rate:{{{key}}}"
+
+    def charge(self, key: str, uid: str) -> str:
+        """String: the tokens for which a request was charged, or `settled`."""
+        return f"{self.rate(key)}:{birth_of(uid)}"
 
     def meta(self) -> str:
         """Hash of what all processes must agree on: the number of partitions."""

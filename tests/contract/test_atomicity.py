@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.bus import handoffs, leases
+from common.bus import handoffs, leases, rates
 from common.bus.admission import admit
 from common.bus.client import Bus, BusFullError, FencedError, NoGroupError
 from common.bus.handoffs import Step, Text
@@ -201,10 +201,26 @@ def _release(desk: Desk) -> Call[Any]:
     return leases.release_partition(desk.keys, 0, "detokenizer-1")
 
 
+def _charge(desk: Desk) -> Call[Any]:
+    desk.bus.run(_charging(desk, desk.request().uid))
+    return _charging(desk, desk.request().uid)
+
+
+def _charging(desk: Desk, uid: str) -> Call[Any]:
+    limits = {"requests_per_minute": 9, "tokens_per_minute": 90}
+    return rates.charge(desk.keys, "key-1", uid, tokens=5, ttl_ms=TTL_MS, **limits)
+
+
+def _settle(desk: Desk) -> Call[Any]:
+    uid = desk.request().uid
+    desk.bus.run(_charging(desk, uid))
+    return rates.settle(desk.keys, "key-1", uid, tokens=7)
+
+
 CASES: list[Case] = [
     _admit, _tok_done, _tok_end, _attempt, _start, _start_alone, _emit, _drop, _pub, _cancel, _cancel_running,
     _cancel_abandoned, _attach, _expire_waiting, _expire_owned, _expire_orphan,
-    _open, _renew, _retire, _claim_dead, _take, _keep, _release,
+    _open, _renew, _retire, _claim_dead, _take, _keep, _release, _charge, _settle,
 ]  # fmt: skip
 #: Go through even when Redis is full: they free memory, or keep the living from looking dead.
 WHEN_FULL: list[Case] = [_tok_done, _tok_end, _drop, _pub, _attach, _open, _renew, _retire, _keep, _release]
@@ -288,7 +304,7 @@ def test_after_a_flush(desk: Desk, case: Case) -> None:
     """Nothing of what was lost comes back by halves."""
     call = case(desk)
     desk.bus.do("FLUSHALL")
-    if case in (_admit, _open):
+    if case in (_admit, _open, _charge):
         desk.bus.run(call)
         return
     with contextlib.suppress(FencedError, NoGroupError):
@@ -310,8 +326,8 @@ def test_everything_about_a_request_has_a_time_to_live(desk: Desk, case: Case) -
 @every_case
 def test_all_keys_are_of_one_slot(desk: Desk, case: Case) -> None:
     call = case(desk)
-    tag = desk.keys.base(desk.partition)
-    assert [key for key in call.keys if not key.startswith(tag)] == []
+    home = desk.keys.rate("key-1") if case in (_charge, _settle) else desk.keys.base(desk.partition)
+    assert [key for key in call.keys if not key.startswith(home)] == []
 
 
 def test_a_script_runs_from_its_source_when_redis_has_forgotten_it(bus: Bus, desk: Desk) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.bus import leases, registry
+from common.bus import leases, rates, registry
 from common.bus.client import AsyncBus, Bus
 from common.bus.embedded import EmbeddedRedis
 from common.bus.handoffs import Gate, Text
@@ -106,6 +106,11 @@ def test_a_whole_life(bus: Bus, partition: int) -> None:
     assert desk.drop(work) == 1
     bus.run(leases.release_partition(desk.keys, partition, "detokenizer-1"))
     desk.assert_empty()
+
+    limits = {"requests_per_minute": 9, "tokens_per_minute": 90}
+    charge = rates.charge(desk.keys, f"key-{partition}", late.uid, tokens=5, ttl_ms=1_000, **limits)
+    assert bus.run(charge).tokens.left == 85
+    assert bus.run(rates.settle(desk.keys, f"key-{partition}", late.uid, tokens=7))
 
 
 def test_readers_stay_within_a_slot(cluster: EmbeddedRedis, bus: Bus) -> None:

@@ -123,11 +123,12 @@ class ApiProcess:
     def complete(self, prompt: Any = "one two three", **fields: Any) -> Answer:
         return self.post("/v1/completions", {"model": "test-model", "prompt": prompt, **fields})
 
-    def open(self, path: str, body: Any) -> socket.socket:
+    def open(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> socket.socket:
         """Send a request and leave the answer unread; the caller closes the socket."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=30.0)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         return connection
 

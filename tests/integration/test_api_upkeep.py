@@ -13,15 +13,15 @@ import pytest
 
 from api import orphans
 from api.client import Client
+from api.following import attach
 from api.keeping import Keeping
-from api.recall import attach
 from api.replies import Reply
 from api.service import Service
 from api.submit import submit
 from api.upkeep import Upkeep
 from common.bus.client import AsyncBus
 from common.bus.embedded import EmbeddedRedis
-from common.bus.keys import Keys
+from common.bus.keys import Keys, new_uid
 from common.bus.registry import Registry
 from common.bus.replies import Replies
 from common.messages import Kind, Request
@@ -48,7 +48,7 @@ class Bench:
                 replace(service.settings, worker_id=api), KEYS, service.bus, service.replies, service.registry
             )
         request = Request(
-            "", Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True}, **more
+            new_uid(0), Kind.COMPLETION, MODEL, SamplingParams(), {"prompt": ["x"]}, {"stream": True}, **more
         )
         client = Client(SimpleNamespace(gone=False, on_gone=None))
         reply = await submit(service, request, client)

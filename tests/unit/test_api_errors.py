@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from api import errors
-from api.app import create_app
-from api.middleware import _request_id
+from api.app import create_routes
+from api.middleware import Envelope, _request_id
 from api.pressure import FinishRate
 from common.errors import (
     DeadlineError,
@@ -71,7 +71,8 @@ def test_a_fault_of_ours_has_the_same_shape() -> None:
     """Nobody foresaw it: the client is told no more, the log has it all."""
 
     async def ask() -> httpx.Response:
-        app = create_app(None)  # type: ignore[arg-type]  # the service that is not there is the fault
+        # The service that is not there is the fault.
+        app = Envelope(create_routes(None), None)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get("/ready")

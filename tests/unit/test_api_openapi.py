@@ -7,18 +7,15 @@ from typing import Any
 
 import orjson
 import pytest
-from fastapi import FastAPI
 
 from api import openapi
-from api.app import create_app
+from api.app import create_routes
 from api.schemas.chat import ChatRequest
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    envelope = create_app(None)  # type: ignore[arg-type]  # nothing of the service is used to describe it
-    app = envelope._app._app  # type: ignore[attr-defined]
-    assert isinstance(app, FastAPI)
+    app = create_routes(None)  # type: ignore[arg-type]  # nothing of the service is used to describe it
     return orjson.loads(orjson.dumps(app.openapi()))  # type: ignore[no-any-return]
 
 

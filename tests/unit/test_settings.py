@@ -46,6 +46,11 @@ def test_a_command_ignores_variables_it_does_not_take() -> None:
         ("redis_maxmemory", "1mb", "--redis-maxmemory must be at least 16mb"),
         ("key_prefix", "a:b", "--key-prefix must match"),
         ("model", "", "--model must be text"),
+        ("auth", "yes", "--auth must be one of auto, required, off, not 'yes'"),
+        ("api_keys", "a b", "--api-key must be keys of printable characters without spaces"),
+        ("allowed_origins", "example.com", "--allowed-origins must be `*` or origins"),
+        ("allowed_origins", "https://a/path", "--allowed-origins must be `*` or origins"),
+        ("disable_access_log_for_endpoints", "health", "--disable-access-log-for-endpoints must be paths"),
     ],
 )
 def test_a_bad_value_is_refused_in_one_line(name: str, raw: str, says: str) -> None:
@@ -62,9 +67,30 @@ def test_a_bad_variable_is_called_by_its_name() -> None:
         table.resolve(Command.API, {}, {"MILLSTREAM_PORT": "tcp://10.0.0.1:80"})
 
 
-def test_settings_that_cannot_go_together_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"--max-num-batched-tokens \(16\) must be at least"):
-        table.resolve(Command.SERVE, {"max_num_batched_tokens": "16"}, {})
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"max_num_batched_tokens": "16"}, r"--max-num-batched-tokens \(16\) must be at least"),
+        ({"auth": "off", "api_keys": "k"}, "--auth off and API keys contradict each other"),
+        ({"auth": "off", "api_key_file": "f"}, "--auth off and API keys contradict each other"),
+        ({"ssl_certfile": "c"}, "--ssl-certfile and --ssl-keyfile need each other"),
+        ({"ssl_keyfile": "k"}, "--ssl-certfile and --ssl-keyfile need each other"),
+        ({"allowed_origins": "*,https://a"}, r"--allowed-origins \* already allows every origin"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused(flags: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        table.resolve(Command.SERVE, flags, {})
+
+
+def test_a_list_comes_from_one_flag_or_several_or_a_variable() -> None:
+    parser = main.build_parser()
+    for words in (["--api-key", "a", "--api-key", "b"], ["--api-key", "a,b"], ["--api-key", " a , b,"]):
+        flags = vars(parser.parse_args(["api", *words]))
+        assert table.resolve(Command.API, flags, {"MILLSTREAM_API_KEYS": "c"}).api_keys == ("a", "b")
+    assert table.resolve(Command.API, {}, {"MILLSTREAM_API_KEYS": "c, d"}).api_keys == ("c", "d")
+    without = table.resolve(Command.API, {"disable_access_log_for_endpoints": ","}, {})
+    assert without.disable_access_log_for_endpoints == ()
 
 
 @pytest.mark.parametrize(
@@ -110,6 +136,9 @@ numbers = {
     "max_model_len": st.integers(1, 10**6).map(str),
     "queue_timeout": st.floats(0.1, 1e6).map(str),
     "max_body_bytes": st.integers(1024, 2**40).map(str),
+    "api_keys": st.sampled_from(["a-secret", "a-secret,b-secret"]),
+    "allowed_origins": st.sampled_from(["*", "https://a.example,http://b:80"]),
+    "disable_access_log_for_endpoints": st.sampled_from(["/health", "/a,/b"]),
     "redis_url": st.sampled_from(["redis://:secret@127.0.0.1:1/0", "redis://localhost"]),
 }
 
