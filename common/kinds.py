@@ -55,10 +55,10 @@ def choice(*words: str) -> Kind:
 
 def switch() -> Kind:
     """On or off. As a flag it needs no value: to name it is to switch it on."""
-    words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+    spelled = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
     def parse(raw: str) -> bool:
-        value = words.get(raw.lower())
+        value = spelled.get(raw.lower())
         if value is None:
             raise ValueError("must be true or false")
         return value
