@@ -149,16 +149,10 @@ class Settings:
         "", text(), _TEXT, "File with a chat template to use.", default_text="the model's own"
     )
     default_chat_template_kwargs: str = _setting(
-        "{}",
-        json_object(),
-        (*_HTTP, Command.TOKENIZER),
-        "Variables for the chat template that requests leave out.",
+        "{}", json_object(), (*_HTTP, Command.TOKENIZER), "Template variables that requests leave out."
     )
     reasoning_parser: str = _setting(
-        "none",
-        choice("none", "deepseek_r1", "qwen3"),
-        _HTTP,
-        "How reasoning is told apart from the content of a chat.",
+        "none", choice("none", "deepseek_r1", "qwen3"), _HTTP, "How to tell reasoning from a chat's content."
     )
     max_model_len: int | None = _setting(
         None,
