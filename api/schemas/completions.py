@@ -96,6 +96,7 @@ class CompletionRequest(GenerationFields):
                 check_token_ids(prompt, model, "prompt")
         n = self.n or 1
         choices = len(self.prompt) * n
+        payload = {"prompt": self.prompt, "add_special_tokens": self.add_special_tokens is not False}
         return bus.Request(
             uid="",
             kind=bus.Kind.COMPLETION,
@@ -106,12 +107,7 @@ class CompletionRequest(GenerationFields):
                 logprobs=self.logprobs,
                 prompt_logprobs=self._likeliest_in_prompt(),
             ),
-            payload={
-                "prompt": self.prompt,
-                "add_special_tokens": self.add_special_tokens is not False,
-                "echo": bool(self.echo),
-                **self.truncation,
-            },
+            payload=payload | ({"echo": True} if self.echo else {}) | self.truncation,
             reply=self.reply_fields(model, choices, logprobs=self.logprobs, echo=bool(self.echo)),
             cls=self.work_class,
             n=n,

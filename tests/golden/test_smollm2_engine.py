@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from common.sampling import SamplingParams
-from tests.helpers.model import Driver, Request, record, reference_logits
+from tests.helpers.engines import drain, logprobs, prompt_logprobs, tokens
+from tests.helpers.model import Driver, Request, assert_logprobs, record, reference_logits
 from tests.helpers.text import BUNDLED, bundled_codec
 from workers.checkpoint import load_config, locate
+from workers.engine.config import EngineConfig
+from workers.engine.core import NativeEngine
 from workers.engine.loader import build_runner
+from workers.engine.types import EngineRequest
 from workers.engine.weights import open_weights
 
 #: Tokens generated for a short prompt.
@@ -205,6 +209,57 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_a_restart(runner: Any
     for request, wanted in zip(requests(), outputs, strict=True):
         request.tokens += wanted[:5]  # a new owner goes on from the token log
         assert driver.generate(request, 8) == wanted
+
+
+def engine_on(runner: Any, budget: int) -> NativeEngine:
+    config = EngineConfig(max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=budget)
+    return NativeEngine(runner, config=config, eos_ids=(), model_id="bundled")
+
+
+def test_logprobs_of_the_fixture(runner: Any) -> None:
+    """FX12, as measured with another engine, which rounds differently."""
+    engine = engine_on(runner, 512)
+    prompt, [paris, the] = bundled_codec().encode(WORDS[0], add_special_tokens=False), [7042, 260]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2, prompt_logprobs=0)
+    engine.add(EngineRequest("a", prompt, params, seed=0))
+    outputs = drain(engine)["a"]
+    scored = [report.logprob for report in prompt_logprobs(outputs)]
+    assert scored == pytest.approx([-11.55, -0.34, -2.421, -0.449], abs=0.02)
+    [report] = logprobs(outputs)
+    assert report is not None
+    assert report.logprob == pytest.approx(-0.261, abs=0.02)
+    assert report.top == (
+        (paris, report.logprob),
+        (the, pytest.approx(-2.745, abs=0.02)),
+    )
+
+
+def test_logprobs_equal_transformers(runner: Any, reference: Any) -> None:
+    """In one batch with others that do not ask, in chunks, and sampled with what bends the distribution."""
+    engine = engine_on(runner, 100)
+    kinds = [
+        SamplingParams(temperature=0, max_tokens=NEW, logprobs=5, prompt_logprobs=5),
+        SamplingParams(temperature=0, max_tokens=NEW),
+        SamplingParams(
+            temperature=1.5, max_tokens=NEW, logit_bias=((260, 5.0),), logprobs=20, prompt_logprobs=1
+        ),
+        SamplingParams(max_tokens=0, prompt_logprobs=20),
+    ]
+    asked = {
+        f"r{at}": EngineRequest(f"r{at}", prompt, kinds[at % len(kinds)], seed=at)
+        for at, prompt in enumerate([*prompts()[:15], license_ids()[:300]])
+        if len(prompt) > 1
+    }
+    for request in asked.values():
+        engine.add(request)
+    for key, outputs in drain(engine).items():
+        params, prompt, generated = asked[key].params, list(asked[key].prompt_ids), tokens(outputs)
+        if params.prompt_logprobs is not None:
+            assert len(prompt_logprobs(outputs)) == len(prompt) - 1
+            assert_logprobs(prompt_logprobs(outputs), reference, prompt, params.prompt_logprobs)
+        if params.logprobs is not None:
+            assert len(generated) == NEW
+            assert_logprobs(logprobs(outputs), reference, [*prompt, *generated], params.logprobs)
 
 
 def agreement(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

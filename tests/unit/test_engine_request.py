@@ -72,6 +72,30 @@ def test_a_hit_leaves_a_token_to_compute(length, most):
 
 
 @pytest.mark.parametrize(
+    ("computed", "most"), [(0, 0), (3, 0), (4, 1), (5, 1), (8, 2), (17, 4), (18, 4), (19, 4)]
+)
+def test_a_hit_leaves_what_stands_before_the_next_to_score(computed, most):
+    """Position p is scored by the logits of p - 1. At the end the last token is left, as ever."""
+    request = request_of(ask("a", range(19), prompt_logprobs=0))
+    if computed:
+        request.score(computed)
+    assert request.max_hits == most
+
+
+def test_every_position_of_the_prompt_is_scored_once():
+    request = request_of(ask("a", range(10), prompt_logprobs=0))
+    assert [list(request.score(end)) for end in (4, 5, 3, 5, 10)] == [[1, 2, 3, 4], [5], [], [], [6, 7, 8, 9]]
+    assert not request.unscored
+    request.vacate()
+    assert not request.unscored
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 3}, {"prompt_logprobs": 3, "output_ids": [5]}])
+def test_nothing_is_scored_unasked_or_again(more):
+    assert not request_of(ask("a", range(10), **more)).unscored
+
+
+@pytest.mark.parametrize(
     ("more", "generated", "last", "expected"),
     [
         ({}, 1, 5, None),
@@ -99,6 +123,8 @@ def test_endings(more, generated, last, expected):
         (ask("a", [-1]), "vocabulary of 50"),
         (ask("a", [1], output_ids=[2, 60]), "vocabulary of 50"),
         (ask("a", range(9)), ""),
+        (ask("a", range(10), max_tokens=0), ""),
+        (ask("a", range(11), max_tokens=0), "context length is 10"),
     ],
 )
 def test_what_can_never_run_is_told_why(request_, words):

@@ -53,13 +53,15 @@ class Distributions:
 
 def likeliest(logits: torch.Tensor, count: int) -> Ids:
     """Ids [rows, count] of the highest logits, best first, equal ones by id; all, if they are fewer."""
+    if not count:
+        return np.empty((len(logits), 0), np.int64)
     size = logits.shape[1]
     width = min(count, size)
     values, ids = logits.topk(min(width + 1, size))
     found, scores = ids.numpy(), values.numpy()
     # topk has equal ones in any order, and at the cut any of them.
     ranked = np.take_along_axis(found, np.lexsort((found, -scores)), axis=-1)[:, :width]
-    if 0 < width < size:
+    if width < size:
         for at in np.flatnonzero(scores[:, width - 1] == scores[:, width]):
             ranked[at] = logits[at].sort(descending=True, stable=True).indices[:width].numpy()
     return ranked

@@ -66,8 +66,8 @@ class _Generation:
     logprobs: int | None
     prompt: Sequence[int]
     prompt_logprobs: int
-    #: Positions of the prompt whose logprobs are still to come.
-    unscored: range
+    #: Positions of the prompt whose logprobs are still to come, if any.
+    unscored: range | None
 
 
 class NullEngine:
@@ -128,7 +128,7 @@ class NullEngine:
             params.logprobs,
             request.prompt_ids if unscored else (),
             params.prompt_logprobs or 0,
-            unscored,
+            unscored or None,
         )
         insort(self._waiting, added, key=_order)
 
@@ -159,9 +159,9 @@ class NullEngine:
         outputs, self._outputs = self._outputs, []
         ids, size, ended = self.ids, len(self.ids), []
         for one in running.values():
-            if one.unscored:
-                outputs.append(self._score(one))
-                if not one.unscored and not one.ending.limit:
+            if one.unscored is not None:
+                outputs.append(self._score(one, one.unscored))
+                if one.unscored is None and not one.ending.limit:
                     outputs.append(Output(one.key, 0, None, Finish.LENGTH))
                     ended.append(one.key)
                 continue
@@ -214,9 +214,9 @@ class NullEngine:
         assert len(self._running) <= self._max_num_seqs
         assert self._waiting == sorted(self._waiting, key=_order)
 
-    def _score(self, one: _Generation) -> Output:
+    def _score(self, one: _Generation, unscored: range) -> Output:
         """Logprobs of the next stretch of a prompt."""
-        stretch, one.unscored = one.unscored[:STRETCH], one.unscored[STRETCH:]
+        stretch, one.unscored = unscored[:STRETCH], unscored[STRETCH:] or None
         tokens = [
             logprobs_at(one.prompt[at], at, one.prompt_logprobs, vocab_size=self._vocab_size)
             for at in stretch

@@ -46,7 +46,7 @@ class Targets:
     top: int  #: how many of the likeliest ids to report beside each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, but never changed: one is made per token, and freezing costs four times
 class Row:
     """One request's part of a step: compute ``tokens`` at positions start, start+1, ...
 
