@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -89,7 +90,9 @@ def test_a_head_that_comes_byte_by_byte() -> None:
             await asyncio.sleep(HEAD_S / 10)
             if answer.done():
                 break
-        await answer
+        # A byte that meets the closed connection takes the answer away with it, but not the fact.
+        with contextlib.suppress(ConnectionResetError):
+            await answer
 
     talk(client)
 
