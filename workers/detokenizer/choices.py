@@ -53,32 +53,26 @@ class _State:
         self.rows: RowWriter | None = None
         self.prompt_rows: PromptRows | None = None
 
-    def take(self, record: TokRecord) -> Delta:
-        """What the record's token or end adds to the text."""
+    def end(self, record: TokRecord) -> Delta:
+        """What a record without a token adds to the text; nothing if it is there for the prompt's rows."""
         decoder = self.decoder
-        if record.token is not None:
-            return decoder.push(record.index, record.token, record.end or None)
-        if record.end:
-            return decoder.end(record.end)
-        return Delta("", decoder.at, decoder.n)  # it is there for the prompt's rows alone
+        return decoder.end(record.end) if record.end else Delta("", decoder.at, decoder.n)
 
-    def row_of(self, record: TokRecord) -> str:
+    def row_of(self, record: TokRecord, rows: RowWriter) -> str:
         """The row of the record's token, before the token is taken; "" for none.
 
         It goes out in the same commit as the token's record is done with, even if the text is held back. So a
         new owner, who has the tokens from their log but not their logprobs, never needs one that came before
         his first record.
         """
-        if self.rows is None or not record.logprobs or record.token is None or self.decoder.finished:
+        if not record.logprobs or record.token is None or self.decoder.finished:
             return ""
         place = self.decoder.place(record.token, record.end or None)
-        return dumps(self.rows.row(record.token, record.logprobs, place))
+        return dumps(rows.row(record.token, record.logprobs, place))
 
-    def prompt_rows_of(self, record: TokRecord) -> str:
+    def prompt_rows_of(self, record: TokRecord, rows: PromptRows) -> str:
         """The stretch of the prompt's rows that the record adds; "" for none."""
-        if self.prompt_rows is None or not (record.prompt or not self.prompt_rows.done):
-            return ""
-        return self.prompt_rows.take(record.prompt)
+        return rows.take(record.prompt) if record.prompt or not rows.done else ""
 
 
 class Choices:
@@ -164,8 +158,12 @@ class Choices:
         if record.error:
             del self._states[key]
             return self._failed(record, state)
-        row, prompt = state.row_of(record), state.prompt_rows_of(record)
-        delta = state.take(record)
+        row = "" if state.rows is None else state.row_of(record, state.rows)
+        prompt = "" if state.prompt_rows is None else state.prompt_rows_of(record, state.prompt_rows)
+        if record.token is None:
+            delta = state.end(record)
+        else:
+            delta = state.decoder.push(record.index, record.token, record.end or None)
         text, at = delta.text, delta.at
         if at < state.floor:  # an older decoder had released more: what is out stays, and is not repeated
             text, at = text[state.floor - at :], min(state.floor, at + len(text))
