@@ -5,6 +5,7 @@ Knows how to run a server and keep its data; knows nothing of what is stored in 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -251,8 +252,9 @@ def _lock(directory: Path) -> IO[bytes] | None:
 def _remove_abandoned() -> None:
     """Remove directories whose owner was killed before it could."""
     for directory in Path(tempfile.gettempdir()).glob(_DIR_PREFIX + "*"):
-        if directory.stat().st_uid != os.getuid() or not (directory / "owner.lock").exists():
-            continue
-        if lock := _lock(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-            lock.close()
+        with contextlib.suppress(FileNotFoundError):  # its owner, or another process that starts, was quicker
+            if directory.stat().st_uid != os.getuid() or not (directory / "owner.lock").exists():
+                continue
+            if lock := _lock(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+                lock.close()
