@@ -79,7 +79,11 @@ def on_a_bench(
         registry = Registry(bus, KEYS)
         await registry.poll()
         service = Service(
-            Settings(redis_url=redis.url, worker_id="api-here", **settings), KEYS, bus, replies, registry
+            Settings(redis_url=redis.url, partitions=2, worker_id="api-here", **settings),
+            KEYS,
+            bus,
+            replies,
+            registry,
         )
         bench = Bench(service, Upkeep(service, lambda: bench.now))
         try:
