@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from api import errors
@@ -25,6 +28,15 @@ _ROUTERS = (
 
 def create_app(service: Service) -> ASGIApp:
     """The application on ``service``."""
+    return Envelope(Direct(_routed(service)))
+
+
+def description() -> dict[str, Any]:
+    """The OpenAPI document; nothing of a service is used for it."""
+    return _routed(cast("Service", None)).openapi()
+
+
+def _routed(service: Service) -> Described:
     app = Described(title="Millstream", redoc_url=None, redirect_slashes=False)
     for router in _ROUTERS:
         # Not `include_router`, which puts a layer of its own before every route.
@@ -34,7 +46,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGoneError, _on_gone)
     app.add_exception_handler(Exception, _on_fault)
-    return Envelope(Direct(app))
+    return app
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -47,9 +59,17 @@ async def _on_invalid(_: Request, error: Exception) -> Response:
     return errors.response(errors.from_validation(error))
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
+async def _on_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return errors.response(errors.from_http(error), error.headers)
+    headers = {"allow": _methods(http)} if error.status_code == 405 else error.headers
+    return errors.response(errors.from_http(error), headers)
+
+
+def _methods(http: Request) -> str:
+    """What this URL can be asked with; the framework names the methods of one of its routes only."""
+    routes = [route for route in http.app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.path_regex.fullmatch(http.url.path)]
+    return ", ".join(sorted({method for methods in found for method in methods}))
 
 
 async def _on_fault(_: Request, error: Exception) -> Response:

@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("shared machine")
 ON_SHARED_STACKS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("classes", "clients_gone", "concurrency", "context_length", "fixtures"),
+        *("classes", "clients_gone", "concurrency", "context_length", "described_answers", "fixtures"),
         *("killed_workers", "openai_client", "redis_cli", "serve"),
     )
 )

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.middleware import GENERATION
+from api.openapi import WITH_REDIS, describe
 from api.recall import Recalled, recall_or_404
+from api.schemas.answers import GenerationStatus
 from api.service import Service
 from api.status import render
 from common.bus.holding import Hold, attach
@@ -20,19 +22,20 @@ _PAGE = 1000
 def router(service: Service) -> APIRouter:
     """The endpoints on ``service``."""
     routes = APIRouter()
+    described = describe(GenerationStatus, fails=(*WITH_REDIS, 404))
 
-    @routes.get("/v1/requests/{name}")
+    @routes.get("/v1/requests/{name}", openapi_extra=described)
     async def status(http: Request, name: str) -> Response:
         """Where a generation is; its answer or its error once it has ended."""
         return await _show(http, service, await recall_or_404(service, name))
 
     # Several methods on one function would be described under one name twice.
-    @routes.delete("/v1/requests/{name}")
+    @routes.delete("/v1/requests/{name}", openapi_extra=described)
     async def delete(http: Request, name: str) -> Response:
         """Cancels a generation; one that has ended stays as it is."""
         return await _cancel(http, service, name)
 
-    @routes.post("/v1/requests/{name}/cancel")
+    @routes.post("/v1/requests/{name}/cancel", openapi_extra=described)
     async def cancel(http: Request, name: str) -> Response:
         """Cancels a generation; one that has ended stays as it is."""
         return await _cancel(http, service, name)

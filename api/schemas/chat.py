@@ -20,11 +20,21 @@ class ChatRequest(GenerationFields):
     """A conversation to be continued by the assistant."""
 
     messages: Messages
+    """The conversation. Content is text, or parts of type text (joined by line feeds if the model's
+    template takes text only); only an assistant's may be null.
+    """
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_COUNT_MAX)] | None = None
+    """Wins over `max_tokens`, which is its older name."""
     add_generation_prompt: Flag | None = None
+    """Begin a new assistant message. Left out: true, unless the last one is continued."""
     continue_final_message: Flag | None = None
+    """Continue the last message, which is then an assistant's; not together with `add_generation_prompt`.
+    Left out: false.
+    """
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template; they cannot replace it."""
     reasoning_effort: Annotated[str, Field(strict=True, max_length=64)] | None = None
+    """A variable for the chat template."""
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> ChatRequest:

@@ -18,7 +18,9 @@ from common.errors import InvalidRequestError
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
-_AnyPrompt = Prompt | list[str] | list[list[int]]
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_CHOICES)
+_AnyPrompt = str | _Ids | Annotated[list[str], _Several] | Annotated[list[_Ids], _Several]
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -61,7 +63,9 @@ class CompletionRequest(GenerationFields):
     """Prompts to be continued."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_AnyPrompt)]
+    """Text, token ids, or a list of either; choice `i * n + j` is sample j of prompt i."""
     best_of: Annotated[int, Field(strict=True)] | None = None
+    """Only when equal to `n`."""
 
     @model_validator(mode="after")
     def _choices_are_bounded(self) -> Self:
