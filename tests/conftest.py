@@ -27,7 +27,7 @@ ON_SHARED_STACKS = frozenset(
     f"test_{name}.py"
     for name in (
         *("classes", "clients_gone", "concurrency", "context_length", "described_answers", "fixtures"),
-        *("killed_workers", "openai_client", "redis_cli", "serve"),
+        *("killed_workers", "openai_client", "redis_cli", "rows_fields", "serve"),
     )
 )
 
