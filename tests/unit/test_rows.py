@@ -147,7 +147,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         SHAPES + "a_wrong_method_is_told_the_right_ones",
     ),
     "an idempotency key for something else": (
-        "integration/test_coming_back.py::test_a_key_is_used_again_on_another_replica",
+        "integration/test_coming_back.py::test_the_same_answer_to_the_byte",
     ),
     "a body that is too large": (REFUSALS + "a_body_that_is_too_large_and_does_not_say_so",),
     "another content type": (REFUSALS + "every_endpoint_refuses_alike",),
