@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: install serve test lint format bench chaos soak clean
+.PHONY: install serve test lint format bench chaos soak compat clean
 
 install: $(STAMP)
 
@@ -63,6 +63,11 @@ chaos: install
 soak: install
 	$(BIN)/python -m tests.soak $(ARGS)
 
+# Clients that people use, each installed in an environment of its own under .compat/ (needs npm for one of them),
+# then schemathesis and 10,000 made-up requests; writes docs/compatibility.md. One of them: make compat ARGS=openai
+compat: install
+	$(BIN)/python -m tests.compat $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .compat build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from api import errors
@@ -52,6 +55,11 @@ def create_app(service: Service, keyring: Keyring, settings: Settings) -> ASGIAp
     return Envelope(inside, log)
 
 
+def description() -> dict[str, Any]:
+    """The OpenAPI document; nothing of a service is used for it."""
+    return create_routes(cast("Service", None)).openapi()
+
+
 def create_routes(service: Service) -> Described:
     """The endpoints on ``service`` and the answers to what goes wrong in them; open to everybody."""
     app = Described(title="Millstream", redoc_url=None, redirect_slashes=False)
@@ -76,9 +84,17 @@ async def _on_invalid(_: Request, error: Exception) -> Response:
     return errors.response(errors.from_validation(error))
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
+async def _on_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return errors.response(errors.from_http(error), error.headers)
+    headers = {"allow": _methods(http)} if error.status_code == 405 else error.headers
+    return errors.response(errors.from_http(error), headers)
+
+
+def _methods(http: Request) -> str:
+    """What this URL can be asked with; the framework names the methods of one of its routes only."""
+    routes = [route for route in http.app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.path_regex.fullmatch(http.url.path)]
+    return ", ".join(sorted({method for methods in found for method in methods}))
 
 
 async def _on_fault(_: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from api.wire import WIRE, Wire
 from common.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 #: A body has this long to arrive.
-_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 60.0
 #: How much of a body that is too large is read and dropped before the answer. A client that is still sending
 #: when the connection closes may never see the answer; one that sends for ever must not hold it open.
 _DISCARD_BYTES, _DISCARD_S = 64 << 20, 5.0
@@ -63,7 +63,7 @@ async def _collect(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in _chunks(request.receive):
                 chunks.append(chunk)
                 size += len(chunk)

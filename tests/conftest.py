@@ -26,8 +26,8 @@ hypothesis.settings.load_profile("shared machine")
 ON_SHARED_STACKS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("classes", "clients_gone", "concurrency", "context_length", "fixtures"),
-        *("killed_workers", "openai_client", "redis_cli", "serve"),
+        *("classes", "clients_gone", "concurrency", "context_length", "described_answers", "fixtures"),
+        *("killed_workers", "openai_client", "redis_cli", "rows_fields", "serve"),
     )
 )
 

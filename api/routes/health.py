@@ -6,6 +6,8 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from api.openapi import describe
+from api.schemas.answers import Health, Ready, Version
 from api.service import Service
 from common.version import VERSION
 
@@ -15,25 +17,25 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.head("/health", include_in_schema=False)
-    @routes.get("/health")
+    @routes.get("/health", openapi_extra=describe(Health))
     async def health() -> Response:
         """200 as long as this process answers at all."""
         return _json({"status": "ok"})
 
     @routes.head("/ready", include_in_schema=False)
-    @routes.get("/ready")
+    @routes.get("/ready", openapi_extra=describe(Ready, not_ready=True))
     async def ready() -> Response:
         """200 when a request sent now would be served; otherwise 503 and why not."""
         reasons = service.why_not_ready()
         return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     @routes.head("/ping", include_in_schema=False)
-    @routes.get("/ping")
+    @routes.get("/ping", openapi_extra=describe(Health))
     async def ping() -> Response:
         """The same as `/health`, by another name."""
         return _json({"status": "ok"})
 
-    @routes.get("/version")
+    @routes.get("/version", openapi_extra=describe(Version))
     async def version() -> Response:
         """The version of the server."""
         return _json({"version": VERSION})

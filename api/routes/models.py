@@ -9,6 +9,8 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from api.openapi import WITH_REDIS, describe
+from api.schemas.answers import Model, ModelList
 from api.service import Service
 from common.bus.registry import ModelInfo
 from common.errors import ModelNotFoundError, UnavailableError
@@ -18,7 +20,7 @@ def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
     routes = APIRouter()
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", openapi_extra=describe(ModelList, fails=WITH_REDIS))
     async def models() -> Response:
         """All models, under each of their names."""
         _must_know(service)
@@ -30,7 +32,7 @@ def router(service: Service) -> APIRouter:
         return _json({"object": "list", "data": sorted(data, key=lambda each: str(each["id"]))})
 
     # A model's name may have slashes in it.
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", openapi_extra=describe(Model, fails=(*WITH_REDIS, 404)))
     async def model(name: str) -> Response:
         """One model."""
         _must_know(service)

@@ -8,9 +8,10 @@ from starlette.responses import Response
 from api.auth import caller_of
 from api.body import read_json
 from api.middleware import GENERATION
-from api.openapi import takes
+from api.openapi import WITH_REDIS, describe
 from api.recall import Recalled, entries_of, recall_or_404
 from api.schemas.abort import AbortRequest
+from api.schemas.answers import GenerationStatus
 from api.service import Service
 from api.status import render
 from common.bus.holding import Hold, attach
@@ -20,24 +21,28 @@ from common.errors import CancelledError
 def router(service: Service) -> APIRouter:
     """The endpoints on ``service``."""
     routes = APIRouter()
+    described = describe(GenerationStatus, fails=(*WITH_REDIS, 404))
 
-    @routes.get("/v1/requests/{name}")
+    @routes.get("/v1/requests/{name}", openapi_extra=described)
     async def status(http: Request, name: str) -> Response:
         """Where a generation is; its answer or its error once it has ended."""
         return await _show(http, service, await _recall(http, service, name))
 
     # Several methods on one function would be described under one name twice.
-    @routes.delete("/v1/requests/{name}")
+    @routes.delete("/v1/requests/{name}", openapi_extra=described)
     async def delete(http: Request, name: str) -> Response:
         """Cancels a generation; one that has ended stays as it is."""
         return await _cancel(http, service, name)
 
-    @routes.post("/v1/requests/{name}/cancel")
+    @routes.post("/v1/requests/{name}/cancel", openapi_extra=described)
     async def cancel(http: Request, name: str) -> Response:
         """Cancels a generation; one that has ended stays as it is."""
         return await _cancel(http, service, name)
 
-    @routes.post("/abort_request", openapi_extra=takes(AbortRequest))
+    @routes.post(
+        "/abort_request",
+        openapi_extra=describe(GenerationStatus, takes=AbortRequest, fails=(*WITH_REDIS, 404)),
+    )
     async def abort(http: Request) -> Response:
         """Cancels a generation by its id, as in SGLang."""
         ask = AbortRequest.model_validate(await read_json(http, service.settings.max_body_bytes))

@@ -9,9 +9,11 @@ from api.auth import caller_of
 from api.client import Client
 from api.following import attach
 from api.middleware import GENERATION
+from api.openapi import GOING_ON, describe
 from api.recall import recall_or_404
 from api.resume import START, Numbered, Position
 from api.routes.generation import event_stream, events_of, first_word
+from api.schemas.answers import ChatCompletionChunk, CompletionChunk
 from api.service import Service
 from api.wire import WIRE
 
@@ -20,7 +22,12 @@ def router(service: Service) -> APIRouter:
     """The endpoint on ``service``."""
     routes = APIRouter()
 
-    @routes.get("/v1/streams/{name}")
+    @routes.get(
+        "/v1/streams/{name}",
+        openapi_extra=describe(
+            streams=(ChatCompletionChunk, CompletionChunk), parameters=GOING_ON, fails=(404, 499, 503, 504)
+        ),
+    )
     async def stream(http: Request, name: str) -> Response:
         """The events after `Last-Event-ID` (or `?after=`), then those to come, to the end."""
         seen = _seen(http)

@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from api.body import read_json
 from api.events import error_of
-from api.openapi import takes
+from api.openapi import WITH_WORKERS, describe
 from api.routes.direct import DirectRoute
 from api.routes.generation import Ask, admit
+from api.schemas.answers import DetokenizedText, Tokens
 from api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from api.service import Service
 from common.messages import Kind
@@ -19,13 +20,16 @@ def router(service: Service) -> APIRouter:
     """Both endpoints on ``service``."""
     routes = APIRouter(route_class=DirectRoute)
 
-    @routes.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    @routes.post("/tokenize", openapi_extra=describe(Tokens, takes=TokenizeRequest, fails=WITH_WORKERS))
     async def tokenize(http: Request) -> Response:
         """Token ids of a text or a conversation."""
         ask = TokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))
         return await _answer(http, service, ask, Kind.TOKENIZE)
 
-    @routes.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    @routes.post(
+        "/detokenize",
+        openapi_extra=describe(DetokenizedText, takes=DetokenizeRequest, fails=WITH_WORKERS),
+    )
     async def detokenize(http: Request) -> Response:
         """The text of token ids."""
         ask = DetokenizeRequest.parse(await read_json(http, service.settings.max_body_bytes))

@@ -21,17 +21,29 @@ class ChatRequest(GenerationFields):
     """A conversation to be continued by the assistant."""
 
     messages: Messages
+    """The conversation. Content is text, or parts of type text (joined by line feeds if the model's
+    template takes text only); only an assistant's may be null.
+    """
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_COUNT_MAX)] | None = None
+    """Wins over `max_tokens`, which is its older name."""
     logprobs: Flag | None = None
+    """Tell how likely each token of the answer was. Left out: false."""
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
+    """With `logprobs` only: so many of the likeliest tokens beside each one. Left out: 0."""
     add_generation_prompt: Flag | None = None
+    """Begin a new assistant message. Left out: true, unless the last one is continued."""
     continue_final_message: Flag | None = None
+    """Continue the last message, which is then an assistant's; not together with `add_generation_prompt`.
+    Left out: false.
+    """
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template; they cannot replace it. Left out: `--default-chat-template-kwargs`."""
     include_reasoning: Flag | None = None
     """False leaves reasoning out of the answer. Left out: true."""
     separate_reasoning: Flag | None = None
     """False leaves reasoning in the content, as the model wrote it. Left out: true."""
     reasoning_effort: Annotated[str, Field(strict=True, max_length=64)] | None = None
+    """A variable for the chat template."""
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from api.schemas.client import ClientFields
@@ -38,6 +39,22 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 ModelName = Annotated[str, Field(strict=True, min_length=1, max_length=512)]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(max_length=MAX_STOP_TOKEN_IDS)]
+
+
+_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_StopStrings = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOPS)] | None
+#: Pydantic would allow other names beside those that a pattern asks for.
+_LogitBias = Annotated[
+    dict[str, float],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MAX_LOGIT_BIAS,
+        }
+    ),
+]
 
 
 def _number(*, ge: float, le: float) -> Any:
@@ -89,52 +106,91 @@ def _bias(value: Any) -> float:
 class Schema(BaseModel):
     """Base of all request shapes: unknown fields are ignored, as clients send many."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 class StreamOptions(Schema):
     """The `stream_options` object; `include_obfuscation` is accepted, and there is none."""
 
     include_usage: Flag | None = None
+    """A last chunk with the usage. Left out: false."""
     continuous_usage_stats: Flag | None = None
+    """With `include_usage`: the usage so far in every chunk. Left out: false."""
     include_obfuscation: Flag | None = None
     """Accepted; there is none."""
+
+
+#: `GenerationFields._stream_options_need_a_stream` as a JSON schema.
+_STREAMING: JsonDict = {
+    "if": {"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]},
+    "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+}
 
 
 class GenerationFields(ClientFields):
     """Fields of both generation endpoints. None stands for "left out" as well as for null."""
 
+    model_config = ConfigDict(json_schema_extra=_STREAMING)
+
     model: ModelName
+    """An id or alias of `/v1/models`; the answer repeats the name."""
     stream: Flag | None = None
+    """Server-sent events. Left out: false."""
     stream_options: StreamOptions | None = None
+    """Only together with `stream`: `include_usage` adds a last chunk with the usage,
+    `continuous_usage_stats` puts it into each.
+    """
     n: Annotated[int, _number(ge=1, le=MAX_SAMPLES)] | None = None
+    """Samples of every prompt; prompts times `n` are at most 1024. Left out: 1."""
     max_tokens: Annotated[int, _number(ge=1, le=COUNT_MAX)] | None = None
+    """Most tokens to generate; cut to the room that is left. Left out: the rest of the context (chat), 16
+    (completions).
+    """
     min_tokens: Annotated[int, _number(ge=0, le=COUNT_MAX)] | None = None
+    """End ids and stop ids are masked until then; at most `max_tokens`. Left out: 0."""
     temperature: Annotated[float, _number(ge=0, le=2)] | None = None
+    """0 is exact argmax. Left out: the model's own, else 1."""
     top_p: Annotated[float, _number(ge=0, le=1)] | None = None
+    """0 means greedy. Left out: the model's own, else 1."""
     top_k: Annotated[int, _number(ge=-1, le=SEED_MAX)] | None = None
+    """0 and -1 are off. Left out: the model's own, else off."""
     min_p: Annotated[float, _number(ge=0, le=1)] | None = None
+    """A share of the likeliest token's probability, after temperature. Left out: the model's own, else 0."""
     presence_penalty: Annotated[float, _number(ge=-2, le=2)] | None = None
+    """Over output tokens. Left out: 0."""
     frequency_penalty: Annotated[float, _number(ge=-2, le=2)] | None = None
-    #: Bounded on both sides: at the extremes, logits would overflow to infinity.
-    repetition_penalty: Annotated[float, _number(ge=0.01, le=100)] | None = None
+    """Over output tokens. Left out: 0."""
+    repetition_penalty: Annotated[float, _number(ge=0.01, le=100)] | None = (
+        None  # beyond, logits could overflow
+    )
+    """Over prompt and output. Left out: the model's own, else 1."""
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
-        PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
+        PlainValidator(_logit_bias, json_schema_input_type=_LogitBias | None),
     ] = ()
+    """Token ids to what is added to their logits, -100 to 100; at most 1024 of them."""
     prompt_logprobs: Annotated[int, _number(ge=0, le=MAX_LOGPROBS)] | None = None
+    """So many of the likeliest tokens for each one of the prompt; not with `stream`. Left out: none."""
     seed: Annotated[int, _number(ge=SEED_MIN, le=SEED_MAX)] | None = None
-    stop: Annotated[
-        tuple[str, ...], PlainValidator(_stop_strings, json_schema_input_type=str | list[str] | None)
-    ] = ()
+    """Sample j uses `seed + j`. Left out: drawn."""
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop_strings, json_schema_input_type=_StopStrings)] = ()
+    """Up to 32 strings of 1 to 1024 characters, matched in the text across tokens, and not returned."""
     stop_token_ids: TokenIds | None = None
+    """Ids that end a choice like the model's own end ids."""
     include_stop_str_in_output: Flag | None = None
+    """Return the stop string as well. Left out: false."""
     ignore_eos: Flag | None = None
+    """Go on past the model's own end ids. Left out: false."""
     skip_special_tokens: Flag | None = None
+    """Leave special tokens out of the text. Left out: true."""
     add_special_tokens: Flag | None = None
+    """Let the tokenizer add its own. Left out: false (chat), true (completions)."""
     truncate_prompt_tokens: Annotated[int, _number(ge=-1, le=COUNT_MAX)] | None = None
     """Keep so many of the prompt's last tokens; -1: as many as leave room for one more. Left out: all."""
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
+    """`flex` is batch work: it runs in idle capacity and gives way to all other requests within a step or
+    two. All others are the same: interactive, as when left out.
+    """
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

@@ -18,7 +18,9 @@ from common.errors import InvalidRequestError
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
-_AnyPrompt = Prompt | list[str] | list[list[int]]
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_CHOICES)
+_AnyPrompt = str | _Ids | Annotated[list[str], _Several] | Annotated[list[_Ids], _Several]
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -61,11 +63,17 @@ class CompletionRequest(GenerationFields):
     """Prompts to be continued."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_AnyPrompt)]
-    #: With 0 the prompt is only scored.
+    """Text, token ids, or a list of either; choice `i * n + j` is sample j of prompt i."""
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)] | None = None
+    """Most tokens to generate; cut to the room that is left. 0, with `echo` only, scores the prompt and
+    generates nothing. Left out: 16.
+    """
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
+    """Tell how likely each token was, and so many of the likeliest beside it. Left out: nothing."""
     echo: Flag | None = None
+    """The prompt again before each completion, and with `logprobs` its tokens. Left out: false."""
     best_of: Annotated[int, Field(strict=True)] | None = None
+    """Only when equal to `n`."""
 
     @model_validator(mode="after")
     def _choices_are_bounded(self) -> Self:

@@ -8,14 +8,11 @@ from api.schemas import unsupported
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 
-#: Fields of the OpenAI API that may be ignored whatever their value: they change nothing that we do.
-IGNORED = frozenset(
-    {"moderation", "parallel_tool_calls", "prediction", "prompt_cache_retention", "store", "verbosity"}
-)
-
 _KNOWN: dict[type[ChatRequest | CompletionRequest], frozenset[str]] = {
-    ChatRequest: frozenset(ChatRequest.model_fields) | unsupported.CHAT.keys() | IGNORED,
-    CompletionRequest: frozenset(CompletionRequest.model_fields) | unsupported.COMPLETION.keys() | IGNORED,
+    ChatRequest: frozenset(ChatRequest.model_fields) | unsupported.CHAT.keys() | unsupported.IGNORED.keys(),
+    CompletionRequest: frozenset(CompletionRequest.model_fields)
+    | unsupported.COMPLETION.keys()
+    | unsupported.IGNORED.keys(),
 }
 
 

@@ -9,14 +9,53 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from common.errors import InvalidRequestError
 
 MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS = 4096, 1024, 128
 
-_AnyContent = str | list[dict[str, Any]] | None
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A part of an answer of ours, as clients replay it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class CalledFunction(BaseModel):
+    """What was called."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class ToolCall(BaseModel):
+    """A call of an earlier answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    function: CalledFunction
+
+
+_Parts = Annotated[list[str | TextPart | RefusalPart], Field(max_length=MAX_PARTS)]
+_AnyContent = str | _Parts | None
+_AnyToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None
 
 
 def _content(value: Any) -> Any:
@@ -58,16 +97,21 @@ def _tool_calls(value: Any) -> Any:
     return value
 
 
+#: `Message._only_assistants_may_be_silent` as a JSON schema.
+_SPEAKING: JsonDict = {
+    "if": {"properties": {"role": {"not": {"const": "assistant"}}}},
+    "then": {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
+}
+
+
 class Message(BaseModel):
     """One message of a conversation."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=_SPEAKING)
 
     role: Role
     content: Annotated[Any, PlainValidator(_content, json_schema_input_type=_AnyContent)] = None
-    tool_calls: Annotated[
-        Any, PlainValidator(_tool_calls, json_schema_input_type=list[dict[str, Any]] | None)
-    ] = None
+    tool_calls: Annotated[Any, PlainValidator(_tool_calls, json_schema_input_type=_AnyToolCalls)] = None
 
     @model_validator(mode="after")
     def _only_assistants_may_be_silent(self) -> Self:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 from api.schemas import unsupported
 from api.schemas.common import Flag, ModelName, Schema, Text, check_token_ids
@@ -18,17 +19,36 @@ from common.sampling import SamplingParams
 _MAX_TOKENS = 1 << 20
 
 
+#: `TokenizeRequest._one_input` as a JSON schema.
+_ONE_INPUT: JsonDict = {
+    "oneOf": [
+        {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+        {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+    ]
+}
+
+
 class TokenizeRequest(Schema):
     """A text or a conversation to be turned into token ids. Without ``model``, the only one is meant."""
 
+    model_config = ConfigDict(json_schema_extra=_ONE_INPUT)
+
     model: ModelName | None = None
+    """An id or alias of `/v1/models`. Left out: the only model there is."""
     prompt: Text | None = None
+    """A text; either this or `messages` is given."""
     messages: Messages | None = None
+    """A conversation, as in a chat request."""
     add_special_tokens: Flag | None = None
+    """Let the tokenizer add its own. Left out: true for a prompt, false for messages."""
     return_token_strs: Flag | None = None
+    """The tokens as text, too. Left out: false."""
     add_generation_prompt: Flag | None = None
+    """As in a chat request."""
     continue_final_message: Flag | None = None
+    """As in a chat request."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """As in a chat request."""
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
@@ -62,7 +82,9 @@ class DetokenizeRequest(Schema):
     """Token ids to be turned into text."""
 
     model: ModelName | None = None
+    """An id or alias of `/v1/models`. Left out: the only model there is."""
     tokens: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=_MAX_TOKENS)]
+    """Token ids."""
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> DetokenizeRequest:

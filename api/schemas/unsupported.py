@@ -6,18 +6,29 @@ Each has a test for values that ask for nothing special (null, a default), which
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from common.errors import InvalidRequestError
 
-#: Whether a value asks for nothing.
-Harmless = Callable[[Any], bool]
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """The values of a field that ask for nothing: a test for one, and the same as a JSON schema."""
+
+    test: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: Any) -> bool:
+        """Whether ``value`` asks for nothing."""
+        return self.test(value)
 
 
 def _one_of(*values: object) -> Harmless:
     # By identity of type too: 0 == False, and only one of them is meant.
-    return lambda value: any(
-        value is each or (type(value) is type(each) and value == each) for each in values
+    return Harmless(
+        lambda value: any(value is each or (type(value) is type(each) and value == each) for each in values),
+        {"enum": values},
     )
 
 
@@ -26,8 +37,10 @@ _null_or_false = _one_of(None, False)
 _null_or_empty = _one_of(None, "", [], {})
 
 
-def _plain_text(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
+_plain_text = Harmless(
+    lambda value: value is None or (isinstance(value, dict) and value.get("type") == "text"),
+    {"type": ["object", "null"], "properties": {"type": {"const": "text"}}, "required": ["type"]},
+)
 
 
 _BOTH: dict[str, Harmless] = {
@@ -49,6 +62,7 @@ _BOTH: dict[str, Harmless] = {
     "bad_words": _null_or_empty,
     "allowed_token_ids": _null,
     "logits_processors": _null_or_empty,
+    "store": _null_or_false,
 }
 CHAT: dict[str, Harmless] = _BOTH | {
     "tools": _null_or_empty,
@@ -58,7 +72,6 @@ CHAT: dict[str, Harmless] = _BOTH | {
     "echo": _null_or_false,
     "modalities": _one_of(None, [], ["text"]),
     "audio": _null,
-    "store": _null_or_false,
     "web_search_options": _null,
     "chat_template": _null_or_empty,
     "documents": _null_or_empty,
@@ -72,6 +85,15 @@ TOKENIZE: dict[str, Harmless] = {
     "chat_template": _null_or_empty,
     "documents": _null_or_empty,
     "mm_processor_kwargs": _null_or_empty,
+}
+
+#: Fields that change nothing which this server does, so that they are accepted whatever they say.
+IGNORED: dict[str, str] = {
+    "prompt_cache_retention": "what is used often is kept",
+    "prediction": "only promises to be faster",
+    "verbosity": "no model that is served knows it",
+    "moderation": "nothing is moderated",
+    "parallel_tool_calls": "there are no tools to call",
 }
 
 _ADVICE = {

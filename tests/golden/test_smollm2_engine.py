@@ -13,13 +13,13 @@ import torch
 from common.sampling import SamplingParams
 from tests.helpers.engines import drain, logprobs, prompt_logprobs, tokens
 from tests.helpers.model import Driver, Request, assert_logprobs, record, reference_logits
+from tests.helpers.reference import reference_model
 from tests.helpers.text import BUNDLED, bundled_codec
 from workers.checkpoint import load_config, locate
 from workers.engine.config import EngineConfig
 from workers.engine.core import NativeEngine
 from workers.engine.loader import build_runner
 from workers.engine.types import EngineRequest
-from workers.engine.weights import open_weights
 
 #: Tokens generated for a short prompt.
 NEW = 6
@@ -77,29 +77,7 @@ def runner() -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """transformers' Llama with the bundled model's weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    checkpoint = locate(BUNDLED)
-    config = load_config(checkpoint)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=True,
-        )
-    )
-    weights = open_weights(checkpoint, config, torch.float32)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    model.load_state_dict({name: weights.get(name, *shape) for name, shape in shapes.items()}, strict=False)
-    return model.eval()
+    return reference_model()
 
 
 def license_ids() -> list[int]:

@@ -9,14 +9,26 @@ import orjson
 import pytest
 
 from api import openapi
-from api.app import create_routes
+from api.app import description
+from api.schemas import unsupported
 from api.schemas.chat import ChatRequest
+from api.schemas.completions import CompletionRequest
+from common import errors
+
+BODIES = {"ChatRequest": unsupported.CHAT, "CompletionRequest": unsupported.COMPLETION}
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    app = create_routes(None)  # type: ignore[arg-type]  # nothing of the service is used to describe it
-    return orjson.loads(orjson.dumps(app.openapi()))  # type: ignore[no-any-return]
+    return orjson.loads(orjson.dumps(description()))  # type: ignore[no-any-return]
+
+
+def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
 
 
 def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
@@ -25,10 +37,28 @@ def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
         *("/v1/streams/{name}", "/v1/requests/{name}", "/v1/requests/{name}/cancel"),
         *("/tokenize", "/detokenize", "/health", "/ping", "/ready", "/version", "/abort_request"),
     }
-    for methods in document["paths"].values():
-        for operation in methods.values():
-            assert "422" not in operation["responses"]
-            assert "default" in operation["responses"]
+
+
+def test_every_answer_has_a_shape_of_ours(document: dict[str, Any]) -> None:
+    for name, operation in operations(document).items():
+        assert {"200", "400", "408", "431", "500"} <= set(operation["responses"]), name
+        for status, said in operation["responses"].items():
+            assert said["headers"]["x-request-id"]["required"]
+            for kind, content in said["content"].items():
+                if kind == "text/event-stream":
+                    assert status == "200"
+                    assert content["itemSchema"]["required"] == ["data"]
+                else:
+                    shape = content["schema"]["$ref"].rpartition("/")[2]
+                    assert (shape == "Error") == (status != "200" and (name, status) != ("GET /ready", "503"))
+
+
+def test_every_status_of_an_error_is_described() -> None:
+    kinds = [errors.MillstreamError]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        assert kind.status in openapi.FAILURES, kind
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
@@ -37,15 +67,30 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     assert names <= set(document["components"]["schemas"])
 
 
-def test_every_field_is_named(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest])
+def test_every_field_is_described(document: dict[str, Any], schema: type[ChatRequest]) -> None:
+    said = document["components"]["schemas"][schema.__name__]
+    refused = BODIES[schema.__name__]
+    assert set(said["properties"]) == set(schema.model_fields) | set(refused)
+    assert not set(schema.model_fields) & set(refused)
+    assert all(field["description"] for field in said["properties"].values())
+    assert all("400" in said["properties"][name]["description"] for name in refused)
+
+
+def test_types_are_as_they_are_checked(document: dict[str, Any]) -> None:
     chat = document["components"]["schemas"]["ChatRequest"]
-    assert set(chat["properties"]) == set(ChatRequest.model_fields)
     assert set(chat["required"]) == {"model", "messages"}
     stop = {option.get("type") for option in chat["properties"]["stop"]["anyOf"]}
     assert stop == {"string", "array", "null"}
+    assert chat["properties"]["tools"]["enum"] == [None, "", [], {}]
 
 
-def test_a_body_is_named_by_its_schema() -> None:
-    assert openapi.takes(ChatRequest)["requestBody"]["content"]["application/json"]["schema"] == {
-        "$ref": "#/components/schemas/ChatRequest"
-    }
+def test_an_endpoint_says_what_it_takes_and_gives(document: dict[str, Any]) -> None:
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    body = chat["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatRequest"}
+    assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {"Millstream-Resume", "Idempotency-Key"} <= {each["name"] for each in chat["parameters"]}
+    stream = document["paths"]["/v1/streams/{name}"]["get"]
+    assert set(stream["responses"]["200"]["content"]) == {"text/event-stream"}
+    assert {"name", "Last-Event-ID", "after"} <= {each["name"] for each in stream["parameters"]}

@@ -1,0 +1,217 @@
+"""What clients and operators of an OpenAI server rely on, and for each the tests that hold it.
+
+The rows are the MUSTs and SHOULDs of the surface: fields, shapes, text, errors, the life of a server.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import pytest
+
+from tests.helpers.source import ROOT
+
+FIELDS = "integration/test_rows_fields.py::test_"
+SCHEMAS = "unit/test_api_schemas.py::test_"
+EVENTS = "unit/test_api_events.py::test_"
+ANSWERS = "integration/test_api_answers.py::test_"
+REFUSALS = "integration/test_api_refusals.py::test_"
+OFFICIAL = "integration/test_openai_client.py::test_"
+TEXTS = "golden/test_text_smollm2.py::test_"
+STREAM = "unit/test_text_stream.py::test_"
+MESSAGES = "unit/test_text_messages.py::test_"
+TEMPLATES = "unit/test_text_chat.py::test_"
+SAMPLER = "unit/test_sampler.py::test_"
+LIFE = "integration/test_api_lifecycle.py::test_"
+SHAPES = "integration/test_described_answers.py::test_"
+_GOOD_BAD = (FIELDS + "values_that_are_served", FIELDS + "values_that_are_refused")
+
+ROWS: dict[str, tuple[str, ...]] = {
+    # Chat requests
+    "model": (REFUSALS + "an_unknown_model", ANSWERS + "an_alias_is_answered_under_its_own_name"),
+    "messages: text": (ANSWERS + "a_chat", REFUSALS + "bad_bodies"),
+    "messages: parts": (MESSAGES + "content", FIELDS + "contents_that_are_served"),
+    "messages: null": (MESSAGES + "a_null_is_no_content", FIELDS + "contents_that_are_refused"),
+    "messages: role developer": (MESSAGES + "developer_is_system_where_it_is_not_known",),
+    "messages: role tool, tool_calls": (MESSAGES + "arguments_of_tool_calls", TEMPLATES + "tools_and_calls"),
+    "messages: extra keys": (
+        SCHEMAS + "our_own_messages_can_be_replayed",
+        MESSAGES + "nulls_and_empty_lists_are_dropped_and_extra_keys_kept",
+    ),
+    "max_tokens, max_completion_tokens": (
+        SCHEMAS + "max_completion_tokens_wins",
+        "integration/test_context_length.py::test_the_context_length_ends_an_answer",
+        *_GOOD_BAD,
+    ),
+    "temperature": (SCHEMAS + "what_means_greedy_is_greedy", *_GOOD_BAD),
+    "top_p": (SCHEMAS + "what_means_greedy_is_greedy", *_GOOD_BAD),
+    "n": (OFFICIAL + "samples_are_independent_and_repeatable", *_GOOD_BAD),
+    "stream": (SCHEMAS + "null_is_the_same_as_left_out", ANSWERS + "a_stream_adds_up_to_the_whole"),
+    "stream_options": (EVENTS + "a_chat_stream_with_usage", SCHEMAS + "stream_options_need_a_stream"),
+    "stop": (TEXTS + "fx1_stop_strings", *_GOOD_BAD),
+    "stop_token_ids": (STREAM + "a_stop_token_id_is_reported_and_hidden", *_GOOD_BAD),
+    "include_stop_str_in_output": (STREAM + "an_included_stop_string_is_kept_to_its_end",),
+    "ignore_eos": ("unit/test_engine_request.py::test_endings",),
+    "top_k": (SCHEMAS + "top_k_is_off", *_GOOD_BAD),
+    "min_p": (SAMPLER + "prefilters_keep_exactly_what_a_full_sort_keeps", *_GOOD_BAD),
+    "repetition, presence and frequency penalty": (
+        SAMPLER + "penalties_follow_their_formulas_over_a_generation",
+        SAMPLER + "a_continued_generation_goes_on_as_the_undisturbed_one",
+        *_GOOD_BAD,
+    ),
+    "logit_bias": (SAMPLER + "masked_ids_are_never_chosen_and_bias_reaches_its_id", *_GOOD_BAD),
+    "seed": (SAMPLER + "a_row_does_not_depend_on_its_batch_mates", *_GOOD_BAD),
+    "response_format": (SCHEMAS + "what_would_change_the_answer_is_refused_by_name", *_GOOD_BAD),
+    "tools, tool_choice": (
+        FIELDS + "values_that_are_served_in_chats",
+        FIELDS + "values_that_are_refused_in_chats",
+    ),
+    "reasoning_effort, chat_template_kwargs": (
+        SCHEMAS + "arguments_of_the_template_go_on_to_it",
+        TEMPLATES + "options_cannot_take_over",
+    ),
+    "continue_final_message, add_generation_prompt": (
+        TEXTS + "fx9_the_last_message_is_left_open",
+        SCHEMAS + "the_last_message_can_be_left_open",
+    ),
+    "skip_special_tokens": (STREAM + "special_tokens_inside_are_hidden_or_shown",),
+    "user, safety_identifier, prompt_cache_key": (
+        "unit/test_api_docs.py::test_what_is_said_to_be_ignored_is_ignored",
+    ),
+    "metadata, store, service_tier, modalities, prediction, verbosity": (
+        *_GOOD_BAD,
+        FIELDS + "values_that_are_refused_in_chats",
+        SCHEMAS + "the_service_tier_is_the_class_of_work",
+    ),
+    "request id in": ("unit/test_api_errors.py::test_a_clients_own_request_id_is_a_label",),
+    "unknown fields": (
+        SCHEMAS + "harmless_and_unknown_fields_are_accepted",
+        FIELDS + "values_that_are_served",
+    ),
+    # Completions
+    "prompt: text": (FIELDS + "prompts_that_are_served", REFUSALS + "bad_prompts"),
+    "prompt: list of texts": (
+        ANSWERS + "a_completion_of_several_prompts",
+        FIELDS + "prompts_that_are_refused",
+    ),
+    "prompt: token ids": (SCHEMAS + "prompts_of_every_form", FIELDS + "prompts_that_are_served"),
+    "prompt: list of token ids": (SCHEMAS + "prompts_of_every_form", FIELDS + "prompts_that_are_refused"),
+    "max_tokens of completions": (FIELDS + "prompts_that_are_served",),
+    "add_special_tokens": ("unit/test_text_codec.py::test_tokens_around_a_text",),
+    # Answers and streams
+    "a whole answer": (SHAPES + "whole_answers", EVENTS + "a_collected_chat"),
+    "choices in order": (EVENTS + "a_collected_completion_has_its_choices_in_order",),
+    "finish_reason": (SHAPES + "whole_answers", ANSWERS + "what_stopped_it_is_told"),
+    "usage counts the end id, and a prompt once": (
+        STREAM + "an_end_id_is_counted_and_rarely_shown",
+        TEXTS + "fx6_the_chat_prompt_and_its_answer",
+        ANSWERS + "a_completion_of_several_prompts",
+    ),
+    "order of a stream": (EVENTS + "a_chat_stream", EVENTS + "every_choice_has_one_first_and_one_last_event"),
+    "usage comes last": (EVENTS + "a_chat_stream_with_usage", SHAPES + "streams"),
+    "streams of completions": (EVENTS + "a_completion_stream",),
+    "framing and headers of a stream": (ANSWERS + "a_chat_stream",),
+    "errors before a stream are real ones": (REFUSALS + "errors_of_the_tokenizer_are_real_errors",),
+    "an error in the middle of a stream": (
+        EVENTS + "an_error_in_the_middle_is_an_event_and_then_done",
+        LIFE + "a_failure_in_the_middle",
+    ),
+    # Text
+    "deltas add up to the whole": (
+        ANSWERS + "a_stream_adds_up_to_the_whole",
+        EVENTS + "any_replay_gives_the_same_text",
+    ),
+    "no half characters": (TEXTS + "fx2_characters_of_several_tokens",),
+    "invalid bytes flow": (
+        STREAM + "known_invalid_bytes_come_out_at_once",
+        TEXTS + "fx3_costs_the_same_for_every_token",
+    ),
+    "the end inside a character": (STREAM + "an_incomplete_character_at_the_end_is_dropped",),
+    "the prompt is not shown again": (STREAM + "a_prompt_that_ends_inside_a_character_is_not_shown_again",),
+    "spaces and bytes of SentencePiece": ("unit/test_text_codec.py::test_sentencepiece_bytes_and_spaces",),
+    "control tokens in content": (TEMPLATES + "a_message_cannot_write_control_tokens",),
+    "stop strings: earliest, cut, held": (
+        "property/test_text_stops.py::test_matches_cuts_and_holds_by_definition",
+        STREAM + "what_was_held_comes_out_at_the_end",
+        TEXTS + "a_stop_string_inside_one_token",
+    ),
+    "all end ids": ("unit/test_checkpoint.py::test_end_ids_are_the_union_of_all_three_files",),
+    # Errors, headers, the life of a server
+    "bad JSON, types and ranges": (REFUSALS + "bad_bodies", FIELDS + "values_that_are_refused"),
+    "a prompt that is too long": (
+        "integration/test_context_length.py::test_a_prompt_without_room_for_an_answer_is_refused",
+    ),
+    "unknown path, wrong method": (
+        REFUSALS + "unknown_paths_and_methods",
+        SHAPES + "a_wrong_method_is_told_the_right_ones",
+    ),
+    "an idempotency key for something else": (
+        "integration/test_coming_back.py::test_the_same_answer_to_the_byte",
+    ),
+    "a body that is too large": (REFUSALS + "a_body_that_is_too_large_and_does_not_say_so",),
+    "another content type": (REFUSALS + "every_endpoint_refuses_alike",),
+    "a full queue": ("integration/test_limits.py::test_a_full_queue_is_429",),
+    "overload, draining": (
+        "integration/test_limits.py::test_too_long_in_the_queue_is_503",
+        REFUSALS + "a_role_without_a_worker",
+    ),
+    "a deadline": ("integration/test_limits.py::test_a_deadline_is_504",),
+    "faults say nothing of the inside": ("unit/test_api_errors.py::test_a_fault_of_ours_has_the_same_shape",),
+    "surrogates, NaN, nesting": (
+        REFUSALS + "bad_bodies",
+        "integration/test_fuzz.py::test_nothing_that_is_sent_harms_the_server_or_a_neighbour",
+    ),
+    "x-request-id on every answer": (ANSWERS + "every_answer_has_a_request_id",),
+    "retry-after, x-should-retry": (
+        "unit/test_api_errors.py::test_retry_after_is_whole_seconds",
+        "integration/test_limits.py::test_the_official_client_does_not_try_a_deadline_again",
+    ),
+    "Idempotency-Key": ("integration/test_coming_back.py::test_a_key_is_used_again_on_another_replica",),
+    "/health, /ready": (ANSWERS + "probes", REFUSALS + "redis_goes_and_comes_back"),
+    "SIGTERM": (LIFE + "a_shutdown_finishes_what_runs", LIFE + "a_shutdown_cuts_off_what_does_not_end"),
+    "idle connections outlive load balancers": (
+        "unit/test_rows.py::test_idle_connections_outlive_those_of_load_balancers",
+    ),
+    "a client that leaves": (
+        "integration/test_clients_gone.py::test_a_client_leaves",
+        LIFE + "a_client_that_leaves",
+    ),
+    "a slow reader": (
+        LIFE + "a_slow_reader_gets_everything",
+        "integration/test_slow_readers.py::test_a_reader_that_stays_behind_is_cut_off",
+    ),
+    "limits of lists and depths": (REFUSALS + "bad_bodies", SCHEMAS + "choices_are_bounded"),
+    # Endpoints
+    "GET /v1/models": (ANSWERS + "models", OFFICIAL + "models"),
+    "POST /tokenize, /detokenize": (ANSWERS + "tokenize_and_detokenize",),
+    "requests by id: read, go on, cancel": (
+        "integration/test_coming_back.py::test_the_status_of_a_request",
+        "integration/test_coming_back.py::test_a_request_is_cancelled_by_its_id",
+    ),
+}
+
+
+@functools.cache
+def _names_in(file: str) -> frozenset[str]:
+    """The names of the tests in a file."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    return frozenset(
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    )
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_has_its_tests(row: str) -> None:
+    assert ROWS[row]
+    for name in ROWS[row]:
+        file, _, test = name.partition("::")
+        assert test in _names_in(file), f"{name} is gone"
+
+
+def test_idle_connections_outlive_those_of_load_balancers() -> None:
+    from api import server
+
+    assert server._KEEP_ALIVE_S > 75
