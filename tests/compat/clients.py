@@ -103,7 +103,7 @@ def schemathesis(servers: Servers) -> Outcome:
     pids = {role: stack.pids(role) for role in ("api", "tokenizer", "scheduler", "detokenizer")}
     printed = room.run(
         *(room.bin / "schemathesis", "--config-file", PROGRAMS / "schemathesis.toml", "run"),
-        *(f"{stack.base_url}/openapi.json", "--max-examples", "200", "--continue-on-failure", "--no-shrink"),
+        *(f"{stack.base_url}/openapi.json", "--max-examples", "100", "--continue-on-failure", "--no-shrink"),
         *("--request-timeout", "60", "--suppress-health-check", "all", "--warnings", "off"),
         env=servers.environment("null")
         | {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(PROGRAMS)},

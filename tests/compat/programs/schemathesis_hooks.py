@@ -47,5 +47,5 @@ def refused_only_for_what_no_schema_says(ctx, response, case):
     error = response.json()["error"]
     param = (error["param"] or "").partition("[")[0]
     # To a JSON schema 1.0 is an integer.
-    is_number = error["message"].endswith("Input should be a valid integer.")
+    is_number = "Input should be a valid integer" in error["message"]
     assert param in BEYOND_SCHEMAS or is_number, error
