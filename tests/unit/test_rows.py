@@ -189,6 +189,83 @@ ROWS: dict[str, tuple[str, ...]] = {
         "integration/test_coming_back.py::test_the_status_of_a_request",
         "integration/test_coming_back.py::test_a_request_is_cancelled_by_its_id",
     ),
+    # Logprobs and echoes
+    "logprobs, top_logprobs": (
+        "integration/test_logprobs.py::test_a_chat_with_the_official_client",
+        "unit/test_api_logprobs.py::test_a_chat_stream",
+        "unit/test_logprobs.py::test_the_definition",
+    ),
+    "logprobs of completions, 0 included": (
+        "integration/test_logprobs.py::test_a_prompt_is_scored",
+        "unit/test_api_logprobs.py::test_a_completion_stream_with_its_prompt",
+    ),
+    "echo": (
+        "integration/test_logprobs.py::test_a_likelihood_as_lm_eval_asks_for_it",
+        "unit/test_api_logprobs.py::test_an_echo_without_logprobs",
+    ),
+    "max_tokens 0 with echo": ("unit/test_api_logprobs.py::test_an_echo_of_which_nothing_is_generated",),
+    "logprobs are finite in JSON": ("unit/test_text_logprobs.py::test_json_can_hold_every_logprob",),
+    "bytes of a token, names of partial ones": (
+        "integration/test_logprobs.py::test_tokens_that_are_no_text_are_named_by_their_bytes",
+        "unit/test_api_logprobs.py::test_two_tokens_with_one_text",
+    ),
+    "every token has one entry": (
+        "property/test_logprobs.py::test_each_row_comes_once_and_with_its_text",
+        "unit/test_api_logprobs.py::test_a_row_waits_for_its_character",
+    ),
+    "a stop string cuts logprobs too": (
+        "unit/test_api_logprobs.py::test_a_stop_string_cuts_rows_with_their_text",
+    ),
+    "text_offset": ("unit/test_text_logprobs.py::test_places_count_code_points",),
+    "logprobs are of the raw distribution": (
+        "unit/test_logprobs.py::test_the_sampler_changes_nothing_of_it",
+    ),
+    # Small fields
+    "separate_reasoning, include_reasoning": (
+        "integration/test_fields.py::test_separate_reasoning_and_include_reasoning",
+        "unit/test_api_reasoning.py::test_what_is_reasoning",
+    ),
+    "reasoning_content": ("integration/test_fields.py::test_reasoning_content",),
+    "request_id, rid": ("unit/test_api_client_fields.py::test_request_id_and_rid_are_labels",),
+    "cache_salt": (
+        "integration/test_fields_on_a_model.py::test_cache_salt_keeps_prompts_apart",
+        "unit/test_api_client_fields.py::test_cache_salt_never_joins_two_tenants",
+    ),
+    "priority": ("unit/test_api_client_fields.py::test_priority",),
+    "truncate_prompt_tokens": ("integration/test_fields_on_a_model.py::test_truncate_prompt_tokens",),
+    "strict fields": ("integration/test_fields.py::test_strict_fields",),
+    "comments keep a silent stream alive": (
+        "integration/test_fields.py::test_sse_keep_alive_interval",
+        "integration/test_fields.py::test_sse_keep_alive_does_not_disturb_a_client",
+    ),
+    "POST /abort_request": ("integration/test_fields.py::test_abort_request",),
+    "the model's own sampling defaults": (
+        "unit/test_sampling_defaults.py::test_generation_config_auto_is_the_models",
+    ),
+    "n with temperature 0": (
+        "integration/test_fields_on_a_model.py::test_n_with_temperature_0_gives_equal_choices",
+    ),
+    # Access
+    "no key, a wrong key": (
+        "integration/test_access.py::test_a_refusal_says_what_is_missing",
+        "integration/test_access.py::test_no_path_gets_around_the_key",
+        "unit/test_auth.py::test_forms_of_a_key",
+    ),
+    "a key that may not": ("integration/test_access.py::test_a_key_for_one_model_only",),
+    "what is public": (
+        "integration/test_access.py::test_the_public_list_is_open",
+        "unit/test_auth.py::test_the_public_list",
+    ),
+    "a tenant's limits": (
+        "integration/test_rate_limits.py::test_requests_per_minute_on_all_replicas",
+        "integration/test_rate_limits.py::test_the_sdk_reads_it",
+    ),
+    "CORS": (
+        "integration/test_browsers.py::test_a_browser_may_ask_for_permission_without_a_key",
+        "integration/test_browsers.py::test_other_origins_get_no_permission",
+    ),
+    "499 in logs": ("integration/test_access_log.py::test_a_line_for_each_request",),
+    "HTTPS": ("integration/test_https.py::test_a_whole_server",),
 }
 
 
