@@ -45,6 +45,7 @@ class Answer:
         """The events of a stream: parsed, but for the last, which stays `[DONE]`."""
         blocks = self.body.decode().split("\n\n")
         assert blocks.pop() == "", "the stream does not end with an empty line"
+        blocks = [block for block in blocks if block != ": keep-alive"]
         assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
         data = [block.removeprefix("data: ") for block in blocks]
         return [each if each == "[DONE]" else json.loads(each) for each in data]

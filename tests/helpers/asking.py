@@ -213,6 +213,9 @@ def _events(got: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The events of a stream up to [DONE], after which nothing may come."""
     failure = None
     while line := got.readline():
+        if line == b": keep-alive\n":  # a slow machine may be silent for long
+            assert got.readline() == b"\n"
+            continue
         assert line.startswith(b"data: "), line
         assert got.readline() == b"\n"
         if line == b"data: [DONE]\n":
