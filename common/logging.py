@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from datetime import UTC, datetime
 
 _VALUE_LIMIT = 300
-_SPACE = re.compile(r"\s")
 
 
 class Log:
@@ -112,10 +110,10 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _shown(value: object) -> str:
-    """A field's value for people: short, on one line, quoted when it has spaces."""
+    """A field's value for people: short, on one line, quoted when it has spaces or what a terminal obeys."""
     text = str(round(value, 3)) if isinstance(value, float) else str(value)
     text = text if len(text) <= _VALUE_LIMIT else text[:_VALUE_LIMIT] + "..."
-    return repr(text) if _SPACE.search(text) or not text else text
+    return text if text and text.isprintable() and " " not in text else repr(text)
 
 
 def _plain(value: object) -> object:
