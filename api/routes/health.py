@@ -35,6 +35,7 @@ def router(service: Service) -> APIRouter:
         """The same as `/health`, by another name."""
         return _json({"status": "ok"})
 
+    @routes.head("/version", include_in_schema=False)
     @routes.get("/version", openapi_extra=describe(Version))
     async def version() -> Response:
         """The version of the server."""

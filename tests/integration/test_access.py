@@ -169,8 +169,9 @@ def test_a_key_opens(closed: Stage, headers: dict[str, str]) -> None:
 
 
 def test_the_public_list_is_open(closed: Stage) -> None:
-    for path in ("/health", "/ready", "/version"):
+    for path in ("/health", "/ping", "/ready", "/version"):
         assert closed.api.get(path).status == 200
+        assert closed.api.request("HEAD", path).status == 200
         assert closed.api.request("GET", path, headers=bearer("wrong")).status == 200
 
 
