@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from common.errors import (
+    ConflictError,
     DeadlineError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -26,8 +27,8 @@ from common.errors import (
 
 #: A client that sends a thousand wrong fields is told about the first few.
 _MAX_PROBLEMS, _MAX_LENGTH = 5, 300
-#: Trying these again costs as much and ends the same way.
-_NOT_WORTH_RETRYING = (DeadlineError, WorkerCrashedError)
+#: Trying these again ends the same way, and clients would by themselves.
+_NOT_WORTH_RETRYING = (ConflictError, DeadlineError, WorkerCrashedError)
 
 
 class RequestTimeoutError(InvalidRequestError):

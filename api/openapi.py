@@ -190,7 +190,7 @@ def _failure(status: int) -> dict[str, Any]:
         headers |= _HOW_TO_ASK
     if status in (429, 503):
         headers |= _WHEN_TO_RETRY
-    if status in (500, 504):
+    if status in (409, 500, 504):
         headers |= _WHETHER_TO_RETRY
     return {
         "description": FAILURES[status],

@@ -13,6 +13,7 @@ from api.app import create_routes
 from api.middleware import Envelope, _request_id
 from api.pressure import FinishRate
 from common.errors import (
+    ConflictError,
     DeadlineError,
     InvalidRequestError,
     MillstreamError,
@@ -39,7 +40,8 @@ def test_retry_after_is_whole_seconds(seconds: float, header: str, millis: str) 
 
 def test_errors_that_say_more() -> None:
     assert errors.error_headers(QueueFullError())["retry-after"] == "1"
-    assert errors.error_headers(DeadlineError()) == {"x-should-retry": "false"}
+    for again in (DeadlineError(), ConflictError()):
+        assert errors.error_headers(again) == {"x-should-retry": "false"}
     assert errors.error_headers(InvalidRequestError("x")) == {}
 
 
