@@ -128,7 +128,10 @@ def _moment(raw: str) -> int:
     found = re.fullmatch(r"([1-9][0-9]{0,8})([dhms])", raw)
     if found is None:
         raise ValueError(f"--expires-in must be a time like 90d, 12h, 30m or 45s, not {raw!r}")
-    return int(time.time()) + int(found[1]) * _UNITS[found[2]]
+    moment = int(time.time()) + int(found[1]) * _UNITS[found[2]]
+    if moment > access.MAX_NUMBER:
+        raise ValueError(f"--expires-in must end before the year 10000, not {raw!r}")
+    return moment
 
 
 def _row(key: ApiKey) -> tuple[str, ...]:

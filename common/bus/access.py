@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Every API process reads all of them every second.
 MAX_KEYS = 4096
+#: No number of a key is larger: as a time it is the end of the year 9999, the last that can be shown.
+MAX_NUMBER = 253_402_300_799
 _TENANT = re.compile(r"[A-Za-z0-9_.:@-]{0,64}")
 _NUMBERS = ("requests_per_minute", "tokens_per_minute", "created", "expires", "revoked")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +73,8 @@ class ApiKey:
         models = raw.get("models", [])
         if not all(isinstance(word, str) for word in (*words.values(), *models)) or isinstance(models, str):
             raise ValueError("a field has the wrong type")
-        if not _DIGEST.fullmatch(words["digest"]) or min(numbers.values()) < 0:
+        possible = all(0 <= number <= MAX_NUMBER for number in numbers.values())
+        if not possible or not _DIGEST.fullmatch(words["digest"]):
             raise ValueError("a field has a value that cannot be")
         return cls(**words, models=tuple(models), **numbers)
 

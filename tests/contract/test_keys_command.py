@@ -65,6 +65,19 @@ def test_no_two_are_the_same(bus: Bus, capsys: pytest.CaptureFixture[str]) -> No
     assert len(stored(bus)) == 3
 
 
+def test_a_moment_that_cannot_be_shown(bus: Bus, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(bus, "create", "--expires-in", "999999999d") == 2
+    assert "--expires-in must end before the year 10000" in capsys.readouterr().err
+    assert stored(bus) == {}
+    run(bus, "create", "--expires-in", "2900000d")
+    [(name, fields)] = stored(bus).items()
+    bus.do("HSET", KEYS, "other", json.dumps(fields | {"id": "other", "expires": 10**15}))
+    assert run(bus, "list") == 0
+    said = capsys.readouterr().out
+    assert name in said
+    assert "other" not in said, "as what cannot be read"
+
+
 def test_a_revoked_key_stays_revoked(bus: Bus, capsys: pytest.CaptureFixture[str]) -> None:
     run(bus, "create")
     [name] = stored(bus)
