@@ -13,9 +13,11 @@ from typing import Any
 
 import orjson
 
+from api.reasoning import BEGUN, is_open
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.known import unknown
+from api.schemas.messages import text_of
 from common.bus.keys import BATCH
 from common.errors import InvalidRequestError
 from common.logging import Log
@@ -62,8 +64,8 @@ class House:
             reply["tier"] = "flex" if request.cls == BATCH else "default"
         if self._always_usage:
             reply["usage"] = True
-        if self._parser and isinstance(ask, ChatRequest) and self._thinks(ask):
-            reply["reasoning"] = self._parser
+        if self._parser and isinstance(ask, ChatRequest) and (parser := self._parser_for(ask)):
+            reply["reasoning"] = parser
             if ask.include_reasoning is False:
                 reply["hide_reasoning"] = True
         label, salt, priority = label or ask.label, ask.cache_salt or "", ask.priority or 0
@@ -71,9 +73,12 @@ class House:
             return request
         return replace(request, reply={**request.reply, **reply}, label=label, salt=salt, priority=priority)
 
-    def _thinks(self, ask: ChatRequest) -> bool:
-        """Whether the answer is to be searched for reasoning."""
+    def _parser_for(self, ask: ChatRequest) -> str:
+        """What tells the reasoning in the answer; empty where there is none to be told."""
         if ask.separate_reasoning is False:
-            return False
+            return ""
+        if ask.continue_final_message:
+            # No template comes between: the answer goes on where the message ends.
+            return BEGUN if is_open(text_of(ask.messages[-1])) else ""
         kwargs = self._template_kwargs | (ask.chat_template_kwargs or {})
-        return not (self._parser == "qwen3" and kwargs.get("enable_thinking") is False)
+        return "" if self._parser == "qwen3" and kwargs.get("enable_thinking") is False else self._parser

@@ -16,6 +16,8 @@ from common.messages import OutEntry
 #: in the opening tag.
 PARSERS = {"deepseek_r1": True, "qwen3": False}
 OPEN, CLOSE = "<think>", "</think>"
+#: The one whose text always begins as reasoning.
+BEGUN = "deepseek_r1"
 #: White space that may come before the opening tag.
 _MARGIN = 64
 
@@ -83,6 +85,11 @@ def _overlap(text: str) -> int:
     """Length of the longest end of ``text`` that the closing tag begins with."""
     at = text.rfind("<", -len(CLOSE) + 1)
     return len(text) - at if at >= 0 and CLOSE.startswith(text[at:]) else 0
+
+
+def is_open(text: str) -> bool:
+    """Whether what goes on after ``text`` is reasoning, as ``text`` ends within some."""
+    return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
 class Thoughts:

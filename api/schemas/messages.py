@@ -120,6 +120,13 @@ class Message(BaseModel):
         return self
 
 
+def text_of(message: Message) -> str:
+    """Its content as one text."""
+    content: str | list[str | dict[str, Any]] = message.content or ""
+    parts = [content] if isinstance(content, str) else content
+    return "".join(part if isinstance(part, str) else str(part[part["type"]]) for part in parts)
+
+
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 

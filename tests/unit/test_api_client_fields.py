@@ -27,7 +27,7 @@ def house(**flags: Any) -> House:
 
 
 def chat(rules: House | None = None, label: str = "", **fields: Any) -> Request:
-    ask = ChatRequest.parse({"model": "m", "messages": USER, **fields})
+    ask = ChatRequest.parse({"model": "m", "messages": USER} | fields)
     return (rules or House(Settings())).dress(ask.to_request(MODEL), ask, label)
 
 
@@ -132,6 +132,11 @@ def test_enable_force_include_usage() -> None:
     assert chat(stream=True).reply["usage"] is False
 
 
+def going_on(content: Any) -> dict[str, Any]:
+    """Fields of a chat whose last message is continued."""
+    return {"messages": [*USER, {"role": "assistant", "content": content}], "continue_final_message": True}
+
+
 @pytest.mark.parametrize(
     ("parser", "fields", "expected"),
     [
@@ -143,6 +148,13 @@ def test_enable_force_include_usage() -> None:
         ("deepseek_r1", {"chat_template_kwargs": {"enable_thinking": False}}, "deepseek_r1"),
         ("qwen3", {"separate_reasoning": False}, None),
         ("qwen3", {"include_reasoning": False}, "qwen3"),
+        ("deepseek_r1", going_on("The capital of"), None),
+        ("deepseek_r1", going_on("<think>hm</think>The capital of"), None),
+        ("qwen3", going_on("The capital of"), None),
+        ("qwen3", going_on("<think>hm, "), "deepseek_r1"),
+        ("deepseek_r1", going_on("<think>hm, "), "deepseek_r1"),
+        ("qwen3", going_on([{"type": "text", "text": "<think>"}, "hm, "]), "deepseek_r1"),
+        ("qwen3", going_on(None), None),
     ],
 )
 def test_reasoning_parser(parser: str, fields: dict[str, Any], expected: str | None) -> None:
