@@ -214,6 +214,12 @@ class _Stream(ABC):
 
     def _count(self, entry: OutEntry) -> None:
         self._tokens[entry.choice] = max(entry.n, self._tokens.get(entry.choice, 0))
+        self._tell_usage()
+
+    def _tell_usage(self) -> None:
+        """From now on events have the usage as it is now, where each is to have one."""
+        if not self._running_usage:
+            return
         tokens = Usage(self._prompt_tokens, sum(self._tokens.values()), 0)
         usage = usage_object(tokens, self.reasoning_tokens)
         self._tail = b'],"usage":' + orjson.dumps(usage) + b"}\n\n"

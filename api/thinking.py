@@ -28,11 +28,17 @@ class ThinkingStream(ChatStream):
         return super().push(entry)
 
     def _text(self, choice: int, text: str, logprobs: bytes = NULL) -> bytes:
-        return self._apart(choice, *self._thoughts.take(self._entry, text), logprobs)
+        return self._apart(choice, *self._take(self._entry, text), logprobs)
 
     def _finish(self, entry: OutEntry, text: str, logprobs: bytes) -> bytes:
-        events = self._apart(entry.choice, *self._thoughts.take(entry, text), logprobs)
+        events = self._apart(entry.choice, *self._take(entry, text), logprobs)
         return events + super()._finish(entry, "", NULL)
+
+    def _take(self, entry: OutEntry, text: str) -> tuple[str, str]:
+        """Reasoning and content in what is new; events count its tokens from here on."""
+        thought, said = self._thoughts.take(entry, text)
+        self._tell_usage()
+        return thought, said
 
     def _apart(self, choice: int, thought: str, said: str, logprobs: bytes) -> bytes:
         """The logprobs of all that came go with the first event of it."""

@@ -188,6 +188,19 @@ def test_reasoning_tokens_are_those_up_to_the_closing_tag() -> None:
     assert counted(QWEN, "a", "b") == 0
 
 
+def test_running_usage_counts_the_reasoning_it_comes_with() -> None:
+    got = chunks(request(running_usage=True), entries_of(["<think>", "a", "b", "</think>c", "d"]))
+    texts = [chunk for chunk in got if chunk["choices"] and chunk["choices"][0]["delta"].get("role") is None]
+    counts = [
+        (
+            chunk["usage"]["completion_tokens"],
+            chunk["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        )
+        for chunk in texts
+    ]
+    assert counts == [(2, 2), (3, 3), (4, 4), (5, 4), (6, 4)]
+
+
 def test_each_choice_has_its_own_reasoning() -> None:
     first, second = entries_of(["a", "</think>b"]), entries_of(["c", "d</think>e"], choice=1)
     first[-1].end = ""
