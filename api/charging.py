@@ -21,6 +21,7 @@ from api.status import usage_of
 from common.bus import rates
 from common.bus.keys import birth_of, new_uid
 from common.bus.rates import Limit, Standing
+from common.bus.registry import ModelInfo
 from common.errors import (
     InvalidRequestError,
     MillstreamError,
@@ -49,8 +50,8 @@ class Meter:
         self._scope = scope
         self._charged: list[Request] = []
 
-    async def charge(self, request: Request) -> Request:
-        """``request`` with a uid and in the name of who asks, once it may go ahead.
+    async def charge(self, request: Request, model: ModelInfo) -> Request:
+        """``request``, which is for ``model``, with a uid and in the name of who asks, once it may go ahead.
 
         Raises `PermissionDeniedError`, `RateLimitError`, and `UnavailableError` when Redis does not answer.
         """
@@ -68,7 +69,7 @@ class Meter:
             request.uid,
             requests_per_minute=caller.requests_per_minute,
             tokens_per_minute=caller.tokens_per_minute,
-            tokens=_estimate(request),
+            tokens=_estimate(request, model.max_model_len),
             ttl_ms=int((settings.request_timeout + settings.deadline_grace + settings.reply_ttl) * 1000),
         )
         self._charged.append(request)  # before it is known: without an answer it may have happened
@@ -79,6 +80,7 @@ class Meter:
             raise UnavailableError("Redis did not answer in time.", retry_after=2.0) from None
         self._scope[STANDING] = headers_of(standing)
         if standing.short:
+            self._charged.pop()  # it was not
             raise RateLimitError(
                 f"The API key has used up its {standing.short} per minute.",
                 retry_after=standing.wait_ms / 1000,
@@ -130,16 +132,20 @@ async def _usage_at_end(service: Service, request: Request) -> Usage | None:
     return None
 
 
-def _estimate(request: Request) -> int:
-    """Tokens to charge before anything is known for sure."""
+def _estimate(request: Request, context: int) -> int:
+    """Tokens to charge before anything is known for sure; no prompt or answer is longer than ``context``.
+
+    What a client only writes down, as the largest number there is, must not put its key into debt for years.
+    """
     if request.kind not in GENERATIONS:
         return 0
-    most = (request.params.max_tokens or 0) * int(request.reply["choices"])
+    choices = int(request.reply["choices"])
     try:
         size = len(dumps(request.payload).encode())
     except TypeError:  # as at admission, which comes after
         raise InvalidRequestError("The request is nested too deeply.") from None
-    return math.ceil(size / _BYTES_PER_TOKEN) + most
+    prompts = min(math.ceil(size / _BYTES_PER_TOKEN), choices // request.n * context)
+    return prompts + min(request.params.max_tokens or 0, context) * choices
 
 
 def headers_of(standing: Standing) -> list[tuple[bytes, bytes]]:

@@ -54,7 +54,8 @@ async def admit(
     meter = Meter(service, http.scope)
 
     async def make() -> Request:
-        return await meter.charge(ask.to_request(await find_model(service, ask.model, kind)))
+        model = await find_model(service, ask.model, kind)
+        return await meter.charge(ask.to_request(model), model)
 
     client = Client(http.scope[WIRE])
     try:

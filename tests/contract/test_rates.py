@@ -199,6 +199,16 @@ def test_everything_goes_away_by_itself(bus: Bus) -> None:
     until(lambda: not bus.do("EXISTS", KEYS.charge("key-1", uid)), "the charge is gone")
 
 
+def test_what_is_settled_is_soon_forgotten(bus: Bus) -> None:
+    """One key may make thousands of small requests a second."""
+    uid = new_uid(0)
+    charge(bus, uid, tokens=1000, cost=1, ttl_ms=960_000)
+    before = bus.do("PTTL", RATE)
+    settle(bus, uid, tokens=2)
+    assert 0 < bus.do("PTTL", KEYS.charge("key-1", uid)) <= 60_000
+    assert bus.do("PTTL", RATE) > before - 60_000, "what was used is not"
+
+
 def test_new_limits_hold_at_once(bus: Bus) -> None:
     for _ in range(4):
         charge(bus, requests=10)

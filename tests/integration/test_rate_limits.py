@@ -114,6 +114,14 @@ def test_tokens_cost_what_they_were(running: Stage) -> None:
     assert key.chat(n=4, max_tokens=300).status == 429, "each choice may use as much"
 
 
+def test_no_answer_is_longer_than_the_context(running: Stage) -> None:
+    """Clients write down the largest number there is; a key that lost its API would wait it off for years."""
+    key = Key(running, "--tokens-per-minute", "4096")
+    got = key.chat(max_tokens=2**31 - 1, n=2)
+    assert got.status == 200
+    assert got.headers["x-ratelimit-reset-tokens"].startswith(("1m59", "2m0"))
+
+
 def test_debt_is_paid(running: Stage) -> None:
     """Nobody knows how long an answer is that has no bound: it counts once it is there."""
     running.workers.script = lambda request: Play(texts=("x",) * 300, finish="length", silent_tokens=0)
