@@ -83,12 +83,12 @@ def json_object() -> Kind:
     return Kind("JSON object", parse)
 
 
-def words(pattern: str, what: str) -> Kind:
-    """Any number of words, separated by commas, each of which matches ``pattern`` as a whole."""
+def words(pattern: str, what: str, *, least: int = 0) -> Kind:
+    """At least so many words, separated by commas, each of which matches ``pattern`` as a whole."""
 
     def parse(raw: str) -> tuple[str, ...]:
         found = tuple(word.strip() for word in raw.split(",") if word.strip())
-        if not all(re.fullmatch(pattern, word) for word in found):
+        if len(found) < least or not all(re.fullmatch(pattern, word) for word in found):
             raise ValueError(f"must be {what}, separated by commas")
         return found
 

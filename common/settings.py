@@ -99,7 +99,7 @@ class Settings:
     )
     api_keys: tuple[str, ...] = _setting(
         (),
-        words(r"[\x21-\x2b\x2d-\x7e]{1,512}", "keys of printable characters without spaces"),
+        words(r"[\x21-\x2b\x2d-\x7e]{1,512}", "keys of printable characters without spaces", least=1),
         _HTTP,
         "API key that is accepted, besides those in Redis; may be repeated.",
         default_text="none",
@@ -278,7 +278,8 @@ class Setting:
         try:
             return self.spec.kind.parse(raw)
         except ValueError as error:
-            raise SettingsError(f"{source} {error}, not {raw!r}") from None
+            given = "" if self.spec.secret else f", not {raw!r}"
+            raise SettingsError(f"{source} {error}{given}") from None
 
 
 TABLE: tuple[Setting, ...] = tuple(

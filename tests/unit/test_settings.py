@@ -48,6 +48,7 @@ def test_a_command_ignores_variables_it_does_not_take() -> None:
         ("model", "", "--model must be text"),
         ("auth", "yes", "--auth must be one of auto, required, off, not 'yes'"),
         ("api_keys", "a b", "--api-key must be keys of printable characters without spaces"),
+        ("api_keys", "", "--api-key must be keys"),
         ("allowed_origins", "example.com", "--allowed-origins must be `*` or origins"),
         ("allowed_origins", "https://a/path", "--allowed-origins must be `*` or origins"),
         ("disable_access_log_for_endpoints", "health", "--disable-access-log-for-endpoints must be paths"),
@@ -58,6 +59,13 @@ def test_a_bad_value_is_refused_in_one_line(name: str, raw: str, says: str) -> N
         table.resolve(Command.SERVE, {name: raw}, {})
     assert str(caught.value).startswith(says)
     assert "\n" not in str(caught.value)
+
+
+def test_a_secret_that_is_refused_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as caught:
+        table.resolve(Command.API, {}, {"MILLSTREAM_API_KEYS": "good-key,bad key"})
+    assert "MILLSTREAM_API_KEYS must be keys" in str(caught.value)
+    assert "good-key" not in str(caught.value)
 
 
 def test_a_bad_variable_is_called_by_its_name() -> None:
