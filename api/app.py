@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -22,7 +23,7 @@ from api.openapi import Described
 from api.routes import chat, completions, health, models, requests, streams, tokenize
 from api.routes.direct import Direct
 from api.service import Service
-from common.errors import MillstreamError
+from common.errors import InvalidRequestError, MillstreamError
 from common.settings import Settings
 
 _ROUTERS = (
@@ -44,7 +45,7 @@ def create_app(service: Service, keyring: Keyring, settings: Settings) -> ASGIAp
     inside: ASGIApp = Guard(Direct(create_routes(service)), keyring)
     if settings.allowed_origins:
         # Around the door: a browser asks for permission without a key, and a page may read its refusal.
-        inside = CORSMiddleware(
+        inside = _Cors(
             inside,
             allow_origins=settings.allowed_origins,
             allow_methods=_METHODS,
@@ -72,6 +73,17 @@ def create_routes(service: Service) -> Described:
     app.add_exception_handler(ClientGoneError, _on_gone)
     app.add_exception_handler(Exception, _on_fault)
     return app
+
+
+class _Cors(CORSMiddleware):
+    """The framework's, which refuses in words of its own."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a browser that asks for permission."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        return errors.response(InvalidRequestError(f"{bytes(answer.body).decode()}."))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -58,7 +58,9 @@ def test_a_page_may_read_answers_and_refusals(running: Stage) -> None:
 
 
 def test_other_origins_get_no_permission(running: Stage) -> None:
-    assert preflight(running, OTHERS).status == 400
+    refused = preflight(running, OTHERS)
+    assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
+    assert refused.error["message"] == "Disallowed CORS origin."
     for answer in (
         preflight(running, OTHERS),
         running.api.post(CHAT, BODY, {"origin": OTHERS, **bearer(KEY)}),
