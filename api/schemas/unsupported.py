@@ -93,6 +93,7 @@ IGNORED: dict[str, str] = {
     "prediction": "only promises to be faster",
     "verbosity": "no model that is served knows it",
     "moderation": "nothing is moderated",
+    "spaces_between_special_tokens": "none are added",
     "parallel_tool_calls": "there are no tools to call",
 }
 
