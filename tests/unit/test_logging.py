@@ -1,4 +1,4 @@
-"""Log lines for people: one line each, and nothing in it that a terminal obeys, whatever a client has sent."""
+"""Log lines for people: one line each, with nothing that a terminal obeys, whatever a client has sent."""
 
 from __future__ import annotations
 
