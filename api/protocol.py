@@ -93,9 +93,15 @@ class Protocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, error: MillstreamError) -> None:
-        """Answers, and closes the connection: where the next request would begin is not known."""
+        """Answers, and closes the connection: where the next request would begin is not known.
+
+        While another answer is due it only closes: the client would take this for it, or for a part of it.
+        """
         self._end_head()
         if self.transport is None or self.transport.is_closing():
+            return
+        if any(wire.owed for wire in self._wires):
+            self.transport.close()
             return
         body = orjson.dumps({"error": error_object(error)})
         head = (

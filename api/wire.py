@@ -83,6 +83,12 @@ class Wire:
         """Whether the response has ended."""
         return self._cycle.response_complete
 
+    @property
+    def owed(self) -> bool:
+        """Whether its response is being sent, or is due as the whole request has arrived."""
+        cycle = self._cycle
+        return not cycle.response_complete and (cycle.response_started or not cycle.more_body)
+
     def whole_body(self) -> bytes | None:
         """The request's body, once; None unless all of it has arrived."""
         cycle = self._cycle

@@ -18,7 +18,12 @@ HEAD_S = 0.3
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def says_hello(scope: object, receive: object, send: Callable[[dict], Awaitable[None]]) -> None:
+async def says_hello(scope: dict, receive: object, send: Callable[[dict], Awaitable[None]]) -> None:
+    if scope["path"] == "/slowly":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hel", "more_body": True})
+    if scope["path"] != "/":
+        await asyncio.sleep(4 * HEAD_S)
     headers = [(b"content-length", b"5")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"hello"})
@@ -113,5 +118,21 @@ def test_an_idle_connection_is_no_slow_head() -> None:
             writer.write(WHOLE)
             await hello(reader)
             await asyncio.sleep(2 * HEAD_S)
+
+    talk(client)
+
+
+@pytest.mark.parametrize("further", [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize("path", [b"/slowly", b"/late"])
+def test_a_refusal_is_never_put_into_the_answer_to_another(path: bytes, further: bytes) -> None:
+    """Of a client that sends ahead; a stream would end in what is none of it."""
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+        if path == b"/slowly":
+            assert (await reader.readuntil(b"hel\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(further)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
 
     talk(client)
