@@ -189,6 +189,7 @@ def test_every_answer_has_a_request_id(api: ApiProcess) -> None:
     ]
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert len(set(ids)) == len(ids)
+    assert all(answer.headers["openai-processing-ms"].isdigit() for answer in answers)
     assert api.post("/tokenize", {"prompt": "a"}, {"x-request-id": "mine"}).headers["x-request-id"] == "mine"
 
 

@@ -98,6 +98,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "prompt: token ids": (SCHEMAS + "prompts_of_every_form", FIELDS + "prompts_that_are_served"),
     "prompt: list of token ids": (SCHEMAS + "prompts_of_every_form", FIELDS + "prompts_that_are_refused"),
     "max_tokens of completions": (FIELDS + "prompts_that_are_served",),
+    "no second first token in chats": ("unit/test_tokenizer_jobs.py::test_chat",),
     "add_special_tokens": ("unit/test_text_codec.py::test_tokens_around_a_text",),
     # Answers and streams
     "a whole answer": (SHAPES + "whole_answers", EVENTS + "a_collected_chat"),
@@ -112,6 +113,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "usage comes last": (EVENTS + "a_chat_stream_with_usage", SHAPES + "streams"),
     "streams of completions": (EVENTS + "a_completion_stream",),
     "framing and headers of a stream": (ANSWERS + "a_chat_stream",),
+    "tool calls are absent where there are none": (SHAPES + "whole_answers", SHAPES + "streams"),
+    "one id and one moment in all chunks": (EVENTS + "a_chat_stream", OFFICIAL + "a_chat_stream"),
+    "a stream's headers do not wait for its first token": (
+        "integration/test_fields.py::test_sse_keep_alive_interval",
+    ),
     "errors before a stream are real ones": (REFUSALS + "errors_of_the_tokenizer_are_real_errors",),
     "an error in the middle of a stream": (
         EVENTS + "an_error_in_the_middle_is_an_event_and_then_done",
@@ -137,6 +143,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         TEXTS + "a_stop_string_inside_one_token",
     ),
     "all end ids": ("unit/test_checkpoint.py::test_end_ids_are_the_union_of_all_three_files",),
+    "a stop string may spell a special token": (STREAM + "a_stop_string_may_spell_a_hidden_special_token",),
+    "stop strings are not looked for in prompts": (STREAM + "a_stop_string_never_matches_the_prompt",),
+    "min_tokens and stop strings": (STREAM + "stop_strings_wait_for_min_tokens",),
     # Errors, headers, the life of a server
     "bad JSON, types and ranges": (REFUSALS + "bad_bodies", FIELDS + "values_that_are_refused"),
     "a prompt that is too long": (
@@ -145,6 +154,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "unknown path, wrong method": (
         REFUSALS + "unknown_paths_and_methods",
         SHAPES + "a_wrong_method_is_told_the_right_ones",
+    ),
+    "what is not served is refused by name": (
+        SCHEMAS + "what_would_change_the_answer_is_refused_by_name",
+        SCHEMAS + "completions_refuse_too",
+    ),
+    "what is no request": (
+        REFUSALS + "what_is_no_request_is_refused_in_the_same_shape",
+        "unit/test_api_protocol.py::test_a_refusal_is_never_put_into_the_answer_to_another",
     ),
     "an idempotency key for something else": (
         "integration/test_coming_back.py::test_the_same_answer_to_the_byte",
@@ -157,12 +174,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         REFUSALS + "a_role_without_a_worker",
     ),
     "a deadline": ("integration/test_limits.py::test_a_deadline_is_504",),
+    "workers that crash on a request": ("integration/test_poison.py::test_only_the_poison_ends",),
     "faults say nothing of the inside": ("unit/test_api_errors.py::test_a_fault_of_ours_has_the_same_shape",),
     "surrogates, NaN, nesting": (
         REFUSALS + "bad_bodies",
         "integration/test_fuzz.py::test_nothing_that_is_sent_harms_the_server_or_a_neighbour",
     ),
     "x-request-id on every answer": (ANSWERS + "every_answer_has_a_request_id",),
+    "openai-processing-ms on every answer": (ANSWERS + "every_answer_has_a_request_id",),
     "retry-after, x-should-retry": (
         "unit/test_api_errors.py::test_retry_after_is_whole_seconds",
         "integration/test_limits.py::test_the_official_client_does_not_try_a_deadline_again",
@@ -170,6 +189,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Idempotency-Key": ("integration/test_coming_back.py::test_a_key_is_used_again_on_another_replica",),
     "/health, /ready": (ANSWERS + "probes", REFUSALS + "redis_goes_and_comes_back"),
     "SIGTERM": (LIFE + "a_shutdown_finishes_what_runs", LIFE + "a_shutdown_cuts_off_what_does_not_end"),
+    "SIGTERM of workers": (
+        "integration/test_killed_workers.py::test_a_process_is_told_to_stop_in_the_middle",
+        "integration/test_handing_over.py::test_a_scheduler_that_stops_hands_over_to_its_peer_at_once",
+    ),
     "idle connections outlive load balancers": (
         "unit/test_rows.py::test_idle_connections_outlive_those_of_load_balancers",
     ),
@@ -184,6 +207,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits of lists and depths": (REFUSALS + "bad_bodies", SCHEMAS + "choices_are_bounded"),
     # Endpoints
     "GET /v1/models": (ANSWERS + "models", OFFICIAL + "models"),
+    "GET /v1/models/{id}": (ANSWERS + "models",),
+    "GET /version, /ping": (ANSWERS + "the_version", "integration/test_fields.py::test_ping"),
     "POST /tokenize, /detokenize": (ANSWERS + "tokenize_and_detokenize",),
     "requests by id: read, go on, cancel": (
         "integration/test_coming_back.py::test_the_status_of_a_request",
@@ -251,6 +276,23 @@ ROWS: dict[str, tuple[str, ...]] = {
         "integration/test_access.py::test_no_path_gets_around_the_key",
         "unit/test_auth.py::test_forms_of_a_key",
     ),
+    "keys of settings, a file and Redis": (
+        "unit/test_auth.py::test_keys_from_settings_and_from_redis",
+        "integration/test_access.py::test_a_file_of_keys",
+        "integration/test_access.py::test_the_life_of_a_key_on_all_replicas",
+    ),
+    "a body is not read from strangers": (
+        "integration/test_access.py::test_a_body_is_not_read_from_strangers",
+    ),
+    "keys while Redis is away": (
+        "integration/test_access.py::test_a_redis_that_goes_opens_nothing_and_locks_out_nobody",
+        "integration/test_access.py::test_a_server_that_cannot_read_the_keys_is_closed",
+    ),
+    "tenants do not see each other's requests": (
+        "integration/test_tenants.py::test_another_tenants_request_does_not_exist",
+        "integration/test_tenants.py::test_another_tenants_request_cannot_be_cancelled",
+        "integration/test_tenants.py::test_an_idempotency_key_is_its_tenants_own",
+    ),
     "a key that may not": ("integration/test_access.py::test_a_key_for_one_model_only",),
     "what is public": (
         "integration/test_access.py::test_the_public_list_is_open",
@@ -263,6 +305,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "CORS": (
         "integration/test_browsers.py::test_a_browser_may_ask_for_permission_without_a_key",
         "integration/test_browsers.py::test_other_origins_get_no_permission",
+    ),
+    "no secrets in logs": (
+        "integration/test_access_log.py::test_the_log_has_no_secrets",
+        "unit/test_settings.py::test_a_secret_that_is_refused_is_not_shown",
     ),
     "499 in logs": ("integration/test_access_log.py::test_a_line_for_each_request",),
     "HTTPS": ("integration/test_https.py::test_a_whole_server",),
