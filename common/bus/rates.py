@@ -1,7 +1,8 @@
 """Rate limits of API keys: CHARGE before a request is admitted, SETTLE after its end.
 
-Two levels per key, requests and tokens, each of which a minute empties when it is full: at no time can a key
-use more than its limit at once, and over time not more than its limit per minute.
+Two levels per key, requests and tokens, each of which a minute empties when it is full: a key can use a
+minute's at once, and over time not more than its limit per minute. What a request was charged and did not use
+comes back at its end, even if it has drained meanwhile: after long requests more can be used at once.
 """
 
 from __future__ import annotations
