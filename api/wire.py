@@ -131,3 +131,4 @@ class Wire:
         if (connection := transport.get_extra_info("socket")) is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         transport.abort()
+        self._cycle.disconnected = True  # the transport says so later, with TLS much later

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -18,19 +19,14 @@ BODY = {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content
 CHAT = "/v1/chat/completions"
 
 
+def start(cert: Path, key: Path, *flags: str) -> Stack:
+    engine = ("--engine", "null", "--null-step-ms", "0")
+    return Stack(*engine, "--ssl-certfile", str(cert), "--ssl-keyfile", str(key), *flags).start(wait=False)
+
+
 def test_a_whole_server(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
-    flags = (
-        "--engine",
-        "null",
-        "--null-step-ms",
-        "0",
-        "--ssl-certfile",
-        str(cert),
-        "--ssl-keyfile",
-        str(key),
-    )
-    stack = Stack(*flags).start(wait=False)
+    stack = start(cert, key)
     try:
         until(lambda: "Millstream serves" in stack.logs(), "it says where it listens", 60)
         assert f"curl -N https://127.0.0.1:{stack.port}/v1/chat/completions" in stack.logs()
@@ -50,6 +46,26 @@ def test_a_whole_server(tmp_path: Path) -> None:
         plain.close()
         assert stack.stop() == 0
         assert "Traceback" not in stack.logs()
+    finally:
+        stack.discard()
+
+
+def test_a_slow_reader_is_cut_off_without_an_error(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    stack = start(cert, key, "--slow-reader-timeout", "0.5")
+    try:
+        until(lambda: "Millstream serves" in stack.logs(), "it says where it listens", 60)
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.connect(("127.0.0.1", stack.port))
+        context = ssl.create_default_context(cafile=str(cert))
+        body = json.dumps(BODY | {"stream": True, "max_tokens": 4000, "ignore_eos": True, "n": 4}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            connection.sendall(head + body)
+            until(lambda: "a reader stayed behind and was cut off" in stack.logs(), "it is cut off", 60)
+        assert stack.stop() == 0
+        assert " ERROR " not in stack.logs()
     finally:
         stack.discard()
 
