@@ -12,6 +12,7 @@ def test_failing_on_both_sides_of_every_call() -> None:
     points = {role: some_points(role) for role in CALLS}
     for role, some in points.items():
         random.Random(role).shuffle(some)
+        del some[len(some) // 2 :]  # `make chaos` takes them all
     swept = sweep(points)
     print(table([swept.report]), swept.missed, sep="\n")
     assert swept.report.good, swept.report.problems()

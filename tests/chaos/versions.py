@@ -25,7 +25,7 @@ _NEXT: tuple[Edit, ...] = (
     ("tok_done", "'accepted', ARGV[5])", f"'accepted', ARGV[5], {_MORE})"),
     ("start", "'state', 'running', ", f"'state', 'running', {_MORE}, "),
     ("emit", "'v', '1', 'r', records)", f"'v', '2', 'r', records, {_MORE})"),
-    ("pub", "'text', ARGV[a + 2])", f"'text', ARGV[a + 2], {_MORE})"),
+    ("pub", "'text', ARGV[a + 2],", f"'text', ARGV[a + 2], {_MORE},"),
     ("lib_end", "unpack(fields))", f"{_MORE}, unpack(fields))"),
     ("renew", "'expiry', now + ARGV[2])", f"'expiry', now + ARGV[2], {_MORE})"),
     ("own_partition", "'owner', ARGV[1], ", f"'owner', ARGV[1], {_MORE}, "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -38,21 +39,27 @@ def test_it_is_said_once_and_clearly(
 ) -> None:
     with redis.Redis.from_url(redis_server.url) as client:
         spoil(client)
-    for role in ("serve", "api", "tokenizer", "scheduler", "detokenizer"):
-        port = ("--port", "0") if role in {"serve", "api"} else ()
-        done = subprocess.run(
-            millstream(role, "--redis-url", redis_server.url, "--engine", "null", "--partitions", "2", *port),
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    roles = ("serve", "api", "tokenizer", "scheduler", "detokenizer")
+    with ThreadPoolExecutor(len(roles)) as pool:
+        runs = list(pool.map(lambda role: _run(role, redis_server.url), roles))
+    for role, done in zip(roles, runs, strict=True):
         assert done.returncode == 2, (role, done.stderr)
         lines = (done.stdout + done.stderr).strip().splitlines()
         assert len(lines) == 1, lines
         assert advice in lines[0]
+
+
+def _run(role: str, url: str) -> subprocess.CompletedProcess[str]:
+    port = ("--port", "0") if role in {"serve", "api"} else ()
+    return subprocess.run(
+        millstream(role, "--redis-url", url, "--engine", "null", "--partitions", "2", *port),
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_whoever_was_not_told_takes_what_the_server_has(redis_server: EmbeddedRedis) -> None:

@@ -237,5 +237,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.step() == []
 
 
-EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestEngineMachine = EngineMachine.TestCase
