@@ -12,14 +12,12 @@ from starlette.types import Receive
 
 from api.client import ClientGoneError
 from api.errors import RequestTimeoutError
+from api.protocol import DISCARD_BYTES, DISCARD_S
 from api.wire import WIRE, Wire
 from common.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 #: A body has this long to arrive.
 BODY_TIMEOUT_S = 60.0
-#: How much of a body that is too large is read and dropped before the answer. A client that is still sending
-#: when the connection closes may never see the answer; one that sends for ever must not hold it open.
-_DISCARD_BYTES, _DISCARD_S = 64 << 20, 5.0
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -75,9 +73,9 @@ async def _collect(request: Request, limit: int) -> bytes:
 
 
 async def _refuse(receive: Receive, limit: int) -> None:
-    left = _DISCARD_BYTES
+    left = DISCARD_BYTES
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
+        async with asyncio.timeout(DISCARD_S):
             async for chunk in _chunks(receive):
                 left -= len(chunk)
                 if left < 0:

@@ -21,6 +21,9 @@ from common.errors import InvalidRequestError, MillstreamError
 MAX_HEAD_BYTES = 64 << 10
 #: From the opening of a connection, or the first byte of a further request, to the end of the headers.
 HEAD_TIMEOUT_S = 20.0
+#: How much of a body that nobody wants is read and dropped. A client that is still sending when the
+#: connection closes may never see the answer; one that sends for ever must not hold it open.
+DISCARD_BYTES, DISCARD_S = 64 << 20, 5.0
 
 
 class HeadTooLargeError(InvalidRequestError):
@@ -38,6 +41,9 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    #: Of the body that still comes though its request was answered: bytes so far, and since when.
+    _unread = 0
+    _unread_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -60,6 +66,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._unread = 0
         if self._head_timer is None:
             self._await_head()
 
@@ -69,6 +76,15 @@ class Protocol(HttpToolsProtocol):
         wire = Wire(self, self.cycle)
         self._wires = [*(wire for wire in self._wires if not wire.complete), wire]
         self.scope[WIRE] = wire  # type: ignore[literal-required]  # the task that reads it has not begun
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.cycle.response_complete:
+            now = self.loop.time()
+            self._unread_since = self._unread_since if self._unread else now
+            self._unread += len(body)
+            if self._unread > DISCARD_BYTES or now - self._unread_since > DISCARD_S:
+                self.transport.close()
 
     def resume_writing(self) -> None:
         super().resume_writing()

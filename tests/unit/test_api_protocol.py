@@ -136,3 +136,26 @@ def test_a_refusal_is_never_put_into_the_answer_to_another(path: bytes, further:
             assert await reader.read() == b""
 
     talk(client)
+
+
+@pytest.mark.parametrize(("size", "pause_s"), [(1 << 16, 0.0), (1, 0.02)], ids=["much", "for long"])
+def test_a_body_that_goes_on_after_the_answer(
+    monkeypatch: pytest.MonkeyPatch, size: int, pause_s: float
+) -> None:
+    """It is read for a while, so that the client sees its answer, and then cut off."""
+    monkeypatch.setattr(protocol, "DISCARD_BYTES", 1 << 20)
+    monkeypatch.setattr(protocol, "DISCARD_S", 0.3)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
+        await hello(reader)
+        with pytest.raises(ConnectionError):
+            await send_for_ever(writer)
+
+    async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"x" * size)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    talk(client)
