@@ -20,7 +20,7 @@ from tests.helpers.stack import ROOT
 from tests.helpers.text import BUNDLED, bundled_codec, bundled_source
 
 ITEMS = 50
-_CONTEXT_WORDS, _ITEM_WORDS, _NEW_TOKENS = 24, 6, 8
+_CONTEXT_WORDS, _ITEM_WORDS, _NEW_TOKENS = 16, 6, 8
 #: Sums of float32 logarithms, computed in batches of other sizes.
 TOLERANCE = 2e-2
 #: Of two candidates as close as this either may be chosen.
@@ -64,12 +64,15 @@ def run(room: PythonRoom, url: str) -> Scores:
         *("--tasks", ",".join(_TASKS), "--include_path", folder, "--output_path", results, "--log_samples"),
         env={"OPENAI_API_KEY": "none"},
     )
+    print("lm-eval is done, now transformers", flush=True)
     model = reference_model()
     likelihoods = {each["doc"]["context"]: each["resps"][0][0] for each in _samples(results, "ms_likelihood")}
     texts = {each["doc"]["context"]: each["resps"][0][0] for each in _samples(results, "ms_generate")}
     assert len(likelihoods) == len(texts) == len(items)
     largest = 0.0
-    for context, continuation in items:
+    for done, (context, continuation) in enumerate(items):
+        if done % 10 == 0:
+            print(f"{done} of {len(items)} items compared", flush=True)
         said, greedy = likelihoods[context]
         expected, is_greedy, margin = _likelihood(model, context, continuation)
         largest = max(largest, abs(float(said) - expected))
@@ -128,13 +131,14 @@ def _likelihood(model: Any, context: str, continuation: str) -> tuple[float, boo
 def _compare_generated(model: Any, context: str, said: str) -> None:
     """Every token of ``said`` is transformers' own choice, or as good."""
     codec = bundled_codec()
-    prompt = codec.encode(context, add_special_tokens=False)
-    ids = list(prompt)
+    ids: list[int] = []
+    fresh, cache = codec.encode(context, add_special_tokens=False), None
     for _ in range(_NEW_TOKENS):
-        scores = model(torch.tensor([ids])).logits[0, -1].float()
-        best = scores.topk(2)
+        out = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+        best = out.logits[0, -1].float().topk(2)
         if float(best.values[0] - best.values[1]) < TIE:
             return  # either may follow, and what comes after depends on it
-        ids.append(int(best.indices[0]))
-    expected = codec.decode(ids[len(prompt) :], skip_special_tokens=True)
+        fresh, cache = [int(best.indices[0])], out.past_key_values
+        ids += fresh
+    expected = codec.decode(ids, skip_special_tokens=True)
     assert said == expected, (context, said, expected)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +18,10 @@ CACHE = ROOT / ".compat"
 PROGRAMS = Path(__file__).with_name("programs")
 #: Nothing that a client does takes longer; every wait has a bound.
 _TIMEOUT_S = 1200.0
+#: How often the end of what a long one printed is shown.
+_PROGRESS_S = 30.0
+#: How much of what a failed one printed is shown.
+_END = 6000
 
 
 class FailedError(Exception):
@@ -44,24 +51,46 @@ class Room:
         raise NotImplementedError
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None, fails: bool = False) -> str:
-        """What ``command`` prints. Raises `FailedError` unless it may fail."""
+        """What ``command`` prints. Raises `FailedError`, unless it may fail, and when it takes too long."""
         # A client must reach nothing but the server that it is pointed at.
         quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1", "NO_PROXY": "*"}
-        ended = subprocess.run(
-            [str(word) for word in command],
-            cwd=self.folder,
-            env=clean_environment(**quiet, **(env or {})),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        if ended.returncode and not fails:
-            raise FailedError(ended.stdout[-6000:])
-        return ended.stdout
+        log = self.folder / "output.log"
+        with log.open("wb") as output:
+            running = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=self.folder,
+                env=clean_environment(**quiet, **(env or {})),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        code = _wait(running, log)
+        printed = log.read_text(errors="replace")
+        if code is None:
+            raise FailedError(f"ended after {_TIMEOUT_S:.0f} s; it had printed:\n{printed[-_END:]}")
+        if code and not fails:
+            raise FailedError(printed[-_END:])
+        return printed
+
+
+def _wait(running: subprocess.Popen[bytes], log: Path) -> int | None:
+    """The exit code; None for what took too long, and was ended with all it had started.
+
+    Shows from time to time that it goes on.
+    """
+    give_up = time.monotonic() + _TIMEOUT_S
+    try:
+        while (left := give_up - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return running.wait(min(_PROGRESS_S, left))
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            print(f"  ... {lines[-1].strip()[-100:] if lines else ''}", flush=True)
+        return None
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
 
 class PythonRoom(Room):
