@@ -12,6 +12,9 @@ from typing import Any
 import orjson
 
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+#: Most logprobs that one request may ask for of its prompts (`SamplingParams.scores`): some 8 MB in Redis.
+#: They come with the prompt, at once, where those of generated tokens take the time to generate them.
+MAX_PROMPT_LOGPROBS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class SamplingParams:
     def choice_seed(self, sample: int) -> int:
         """Seed of the ``sample``-th sample (0 to n-1) of one prompt, as a signed 64-bit number."""
         return (self.seed + sample + 2**63) % 2**64 - 2**63
+
+    def scores(self, tokens: int, n: int) -> int:
+        """Logprobs that ``n`` samples of prompts of so many ``tokens`` bring: of each token, and its rivals'."""
+        return 0 if self.prompt_logprobs is None else tokens * n * (self.prompt_logprobs + 1)
 
     def to_json(self) -> str:
         """Readable text for the request hash; fields at their default are left out."""

@@ -8,6 +8,10 @@ from typing import Any
 from common import messages
 from common.bus.keys import SCHEDULERS, Keys, partition_of
 from common.bus.scripts import Call
+from common.sampling import MAX_PROMPT_LOGPROBS
+
+#: Bytes that a logprob takes in a reply, and that a token takes in a prompt, as text or as its id.
+_LOGPROB_BYTES, _TOKEN_BYTES = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ def admit(keys: Keys, request: messages.Request, limits: Limits, *, stale: str =
     ]
     if request.idem:
         names += [keys.idem(p, request.idem), keys.req(stale or uid)]
-    size = len(str(fields["payload"]).encode())
+    size = _size(request, len(str(fields["payload"]).encode()))
     args: list[str | int | bytes] = [
         uid, limits.max_queued, limits.max_bytes, size, limits.timeout_ms, limits.queue_timeout_ms,
         limits.ttl_ms, SCHEDULERS, request.resume_ms, limits.idem_ttl_ms, stale, limits.rows,
@@ -66,3 +70,12 @@ def admit(keys: Keys, request: messages.Request, limits: Limits, *, stale: str =
         return Admission(code, uid, int(reply[1]))
 
     return Call("admit", names, args, parse)
+
+
+def _size(request: messages.Request, payload: int) -> int:
+    """What the request adds to the bytes in flight: its prompts, and what it wants to be told of them.
+
+    How many tokens they have, nobody knows yet; the tokenizer refuses what has too many.
+    """
+    scores = request.params.scores(payload // _TOKEN_BYTES, request.n)
+    return payload + _LOGPROB_BYTES * min(scores, MAX_PROMPT_LOGPROBS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.bus.keys import SCHEDULERS
 from common.messages import Request
+from common.sampling import MAX_PROMPT_LOGPROBS
 from tests.helpers.bus import TTL_MS, Desk
 from tests.helpers.redis_state import contents
 
@@ -107,6 +110,21 @@ def test_bytes_are_bounded_by_their_total(desk: Desk) -> None:
     before = contents(desk.bus)
     assert desk.admit(desk.request(payload=""), max_bytes=size * 2).code == "FULL"
     assert contents(desk.bus) == before
+
+
+def test_logprobs_of_a_prompt_count_as_bytes(desk: Desk) -> None:
+    def size(n: int, top: int | None, prompt: str) -> int:
+        params = replace(desk.params, prompt_logprobs=top)
+        request = replace(desk.request(n=n, payload=prompt), params=params)
+        assert desk.admit(request, max_bytes=1 << 30).code == "OK"
+        return int(desk.bus.do("HGET", desk.bytes, request.uid)) - _payload_size(request)
+
+    text = "some words " * 1000
+    tokens = len(text) / 4
+    assert size(1, None, text) == 0
+    assert size(1, 0, text) == pytest.approx(tokens * 32, rel=0.1)
+    assert size(2, 20, text) == pytest.approx(tokens * 2 * 21 * 32, rel=0.1)
+    assert size(128, 20, text * 10) == MAX_PROMPT_LOGPROBS * 32
 
 
 def test_a_request_larger_than_the_bound_passes_alone(desk: Desk) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from common import errors
 from common.messages import Kind, Request
-from common.sampling import SamplingParams
+from common.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from tests.helpers.text import bundled_codec, bundled_source
 from workers.text.chat import ChatTemplate
 from workers.tokenizer.jobs import MAX_PROMPTS, Jobs
@@ -273,6 +273,23 @@ def test_an_echo_is_of_what_was_kept_of_the_prompt() -> None:
 def echo(prompt: Any, **payload: Any) -> str:
     request = Request("u", Kind.COMPLETION, "m", SamplingParams(), {"prompt": prompt, **payload})
     return JOBS.work(request, CONTEXT)[1]
+
+
+@pytest.mark.parametrize("name", ["prompt_logprobs", "logprobs"])
+def test_the_logprobs_of_prompts_are_bounded(name: str) -> None:
+    n, top = 3, 20
+    most = MAX_PROMPT_LOGPROBS // (n * (top + 1))
+    params = SamplingParams(max_tokens=0, prompt_logprobs=top)
+    reply = {name: top}
+
+    def ask(*lengths: int) -> Request:
+        payload = {"prompt": [[1] * length for length in lengths], "echo": True}
+        return Request("u", Kind.COMPLETION, "m", params, payload, reply, n=n)
+
+    assert len(JOBS.work(ask(most - 9, 9), most)[0]) == 2
+    with pytest.raises(errors.InvalidRequestError, match=f"{most + 1} tokens.*{MAX_PROMPT_LOGPROBS}") as caught:
+        JOBS.work(ask(most - 9, 10), most)
+    assert caught.value.param == name
 
 
 def test_prompts_are_echoed_if_asked_for() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from common.errors import ContextLengthError, InvalidRequestError
 from common.messages import Kind, Request, dumps
-from common.sampling import SamplingParams
+from common.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from workers.text.chat import ChatTemplate
 from workers.text.codec import TokenCodec
 from workers.text.echo import write_echo
@@ -85,10 +85,13 @@ class Jobs:
         # What is cut to fit need not fit before; the bound is that of /tokenize.
         whole = room if keep is None else _countable(max_model_len)
         if request.kind is Kind.CHAT:
-            return [_checked(_last(self._chat(payload, whole), keep), room, "messages")], ""
+            ids = _checked(_last(self._chat(payload, whole), keep), room, "messages")
+            _check_scores(request, [ids])
+            return [ids], ""
         prompts = _as_prompts(payload.get("prompt"))
         encoded = self._prompts(prompts, payload, whole)
         kept = [_checked(_last(ids, keep), room, "prompt") for ids in encoded]
+        _check_scores(request, kept)
         if not _flag(payload, "echo", False):
             return kept, ""
         shown = [
@@ -212,6 +215,20 @@ def _checked(ids: list[int], room: _Room, param: str) -> list[int]:
     if len(ids) > room.prompt:
         raise _too_long(len(ids), room, param)
     return ids
+
+
+def _check_scores(request: Request, prompts: Sequence[Sequence[int]]) -> None:
+    """Refuses a request whose prompts would bring more logprobs than one reply may hold of them."""
+    tokens = sum(map(len, prompts))
+    scores = request.params.scores(tokens, request.n)
+    if scores > MAX_PROMPT_LOGPROBS:
+        param = "prompt_logprobs" if "prompt_logprobs" in request.reply else "logprobs"
+        raise InvalidRequestError(
+            f"The prompt has {tokens} tokens. Of these, {scores} logprobs were asked for (for each of n its own "
+            f"and its likeliest tokens'), and the most is {MAX_PROMPT_LOGPROBS}. Please reduce {param}, n or the "
+            "length of the prompt.",
+            param=param,
+        )
 
 
 def _too_long(count: int, room: _Room, param: str, *, at_least: bool = False) -> ContextLengthError:
