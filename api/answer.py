@@ -12,6 +12,9 @@ from api.logprobs import Row, Rows, chat_content, chat_logprobs, completion_logp
 from api.reasoning import Thoughts
 from common.messages import Kind, OutEntry, Request, Usage
 
+#: Characters of rows of logprobs that make an answer a large one: some 10 ms of work.
+_MUCH = 1 << 16
+
 
 class _Choice:
     """What has come of one choice."""
@@ -49,7 +52,13 @@ class Answer:
         self._echo = Echo(request) if request.reply.get("echo") else None
         self._thoughts = Thoughts(request.reply) if request.reply.get("reasoning") else None
         self._usage = Usage(0, 0, 0)
+        self._rows_size = 0
         self.done = False
+
+    @property
+    def large(self) -> bool:
+        """Whether `body` takes so long that it should hold up nobody: not for the thread of an event loop."""
+        return self._rows_size > _MUCH
 
     @property
     def reasoning_tokens(self) -> int:
@@ -83,6 +92,7 @@ class Answer:
 
     def _take(self, choice: _Choice, entry: OutEntry) -> None:
         if entry.choice not in self._cursor.ended:
+            self._rows_size += len(entry.logprobs) + len(entry.prompt_logprobs)
             choice.rows.take(entry)
             if entry.prompt_logprobs:
                 choice.prompt.append(entry.prompt_logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -161,4 +162,4 @@ async def _collect(reply: Reply, entries: list[OutEntry]) -> bytes:
 
     if not take(entries):
         await reply.pour(take)
-    return answer.body()
+    return await asyncio.to_thread(answer.body) if answer.large else answer.body()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -73,4 +75,6 @@ async def _show(http: Request, service: Service, found: Recalled) -> Response:
     hold = Hold(request.uid, request.choices, idem=request.idem)
     await service.bus.run(attach(service.keys, (hold,), int(settings.reply_ttl * 1000)))
     http.scope[GENERATION] = request.uid
-    return Response(render(request, found.fields, entries), media_type="application/json")
+    # A long reply takes a while, which is nobody else's.
+    body = await asyncio.to_thread(render, request, found.fields, entries)
+    return Response(body, media_type="application/json")
