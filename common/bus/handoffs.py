@@ -201,6 +201,11 @@ def _members(reply: Any) -> frozenset[str]:
     return frozenset(member.decode("utf-8", "replace") for member in reply)
 
 
+def look(keys: Keys, uid: str, choice: int, fields: Sequence[str]) -> Call[list[Any]]:
+    """LOOK, by the detokenizer: token ids of the choice's prompt, and fields of its request."""
+    return Call("look", (keys.req(uid),), (choice, *fields), list)
+
+
 @dataclass(slots=True)  # not frozen: one is made per token, and freezing costs four times
 class Text:
     """A delta of one choice: text, rows of logprobs (see `common.messages.OutEntry`), or both."""

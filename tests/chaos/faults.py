@@ -34,7 +34,7 @@ _AFTERMATH_S, _AFTERMATH_LOOKS = 0.1, 200
 CALLS: dict[str, dict[str, int]] = {
     Command.TOKENIZER: {"tok_done": 8, "tok_end": 2, "xreadgroup": 20, "hgetall": 8, "renew": 6},
     Command.SCHEDULER: {"start": 12, "emit": 200, "xreadgroup": 20, "drop": 2, "renew": 6},
-    Command.DETOKENIZER: {"pub": 200, "own_partition": 6, "hmget": 8, "xinfo": 3, "renew": 6},
+    Command.DETOKENIZER: {"pub": 200, "own_partition": 6, "look": 8, "xinfo": 3, "renew": 6},
     Command.API: {"admit": 8, "cancel": 3, "attach": 4},
 }
 

@@ -35,12 +35,12 @@ CALLS: dict[str, dict[str, int]] = {
         "tok_done": 2, "tok_end": 1, "claim_dead": 1, "attempt": 1, "retire": 1, "renew": 4, "xreadgroup": 5
     },
     Command.SCHEDULER: {"start": 3, "emit": 30, "claim_dead": 1, "retire": 1, "renew": 4, "xreadgroup": 5},
-    Command.DETOKENIZER: {"pub": 20, "own_partition": 2, "retire": 1, "renew": 4, "hmget": 2},
+    Command.DETOKENIZER: {"pub": 20, "own_partition": 2, "retire": 1, "renew": 4, "look": 2},
     Command.API: {"admit": 2, "cancel": 1, "attach": 2, "expire": 1},
 }  # fmt: skip
 
 #: Left to the whole sweep.
-_SELDOM = frozenset({"renew", "xreadgroup", "hmget", "attempt", "retire", "expire", "claim_dead"})
+_SELDOM = frozenset({"renew", "xreadgroup", "look", "attempt", "retire", "expire", "claim_dead"})
 
 
 def all_points(role: str) -> list[Failpoint]:

@@ -10,7 +10,7 @@ import pytest
 
 from api.answer import Answer
 from common.bus.handoffs import EmitRow, Finished, Step, Text
-from common.messages import OutEntry, Request, TokRecord, format_record, parse_records
+from common.messages import OutEntry, Request, TokRecord, format_record, join_prompts, parse_records
 from common.sampling import SamplingParams
 from tests.helpers.bus import Desk, Job
 from tests.helpers.redis_state import contents
@@ -209,3 +209,34 @@ def test_a_prompt_is_echoed_with_the_accepted_entry(desk: Desk) -> None:
     desk.tok_done(request, entry, (PROMPT,), echo=write_echo(CODEC, ["Hello🙂!"], [PROMPT]))
     [accepted] = desk.out(request.uid)
     assert (accepted.accepted, accepted.echo) == (4, '[["Hello🙂!",0]]')
+
+
+def test_of_many_prompts_each_choice_reads_its_own(desk: Desk) -> None:
+    prompts = [(HELLO,) * (100 + place) for place in range(64)]
+    request = replace(desk.request(), params=SamplingParams(prompt_logprobs=0))
+    desk.admit(request)
+    [entry] = desk.read_in()
+    desk.tok_done(request, entry, prompts)
+    jobs = [Job(entry) for entry in desk.read_sched()]
+    desk.open("scheduler-1")
+    for job in jobs:
+        desk.start(job.entry)
+        emit(desk, job, prompt="1;-1")
+        emit(desk, job, prompt="2;-2")
+        emit(desk, job, HELLO, "length")
+    before = _sent(desk)
+    publish(desk, owner(desk), steps=3 * len(jobs))
+    sent = _sent(desk) - before
+    assert sent < 4 * len(join_prompts(prompts)) + 3 * 300 * len(jobs)  # its records come as well
+    counts = dict.fromkeys(range(len(prompts)), 0)
+    for published in desk.out(request.uid):
+        if published.prompt_logprobs:
+            stretch = orjson.loads(published.prompt_logprobs)
+            assert stretch["from"] == counts[published.choice]
+            counts[published.choice] += len(stretch["rows"])
+    assert set(counts.values()) == {3}
+
+
+def _sent(desk: Desk) -> int:
+    """Bytes that the server has sent to all its clients."""
+    return int(desk.bus.do("INFO", "stats").partition(b"total_net_output_bytes:")[2].split()[0])

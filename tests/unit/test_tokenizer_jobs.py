@@ -287,7 +287,7 @@ def test_the_logprobs_of_prompts_are_bounded(name: str) -> None:
         return Request("u", Kind.COMPLETION, "m", params, payload, reply, n=n)
 
     assert len(JOBS.work(ask(most - 9, 9), most)[0]) == 2
-    with pytest.raises(errors.InvalidRequestError, match=f"{most + 1} tokens.*{MAX_PROMPT_LOGPROBS}") as caught:
+    with pytest.raises(errors.InvalidRequestError, match=f"its {most + 1} tokens") as caught:
         JOBS.work(ask(most - 9, 10), most)
     assert caught.value.param == name
 

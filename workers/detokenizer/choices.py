@@ -12,9 +12,11 @@ from typing import Any
 
 import orjson
 
+from common.bus import handoffs
 from common.bus.client import Bus, FencedError, NoGroupError
 from common.bus.handoffs import Finished, Text
 from common.bus.keys import INTERACTIVE, Keys
+from common.bus.scripts import Call
 from common.errors import DeadlineError, UnavailableError
 from common.logging import Log
 from common.messages import OutEntry, TokRecord, dumps, parse_ids, parse_out
@@ -33,7 +35,7 @@ _PAGE = 200
 _TAIL = 8
 _LATE_MS = 60_000
 #: What is read of a request, behind its end and the choice's.
-_WANTED = ("params", "model", "class", "choices", "n", "deadline", "ids")
+_WANTED = ("params", "model", "class", "choices", "deadline")
 
 
 class _State:
@@ -108,12 +110,12 @@ class Choices:
 
     def prepare(self, records: Iterable[TokRecord]) -> None:
         """Reads what choices that begin in ``records`` need, in one exchange; what fails is read alone."""
-        begin = [
+        begin = dict.fromkeys(
             key
             for record in records
             if record.index == 0 and (key := (record.uid, record.choice)) not in self._states
-        ]
-        rows = self._bus.do_many([self._look_up(*key) for key in begin]) if begin else []
+        )
+        rows = self._bus.run_many([self._look(*key) for key in begin]) if begin else []
         self._rows = dict(zip(begin, rows, strict=True))
 
     def push(self, record: TokRecord) -> Text | Finished | None:
@@ -209,11 +211,10 @@ class Choices:
         """The state before ``record``; None when its reply has ended, or is gone."""
         row = self._rows.pop((record.uid, record.choice), None)
         if not isinstance(row, list):
-            row = self._bus.do(*self._look_up(record.uid, record.choice))
-        terminal, finish, params, model, cls, choices, n, deadline, ids = row
+            row = self._bus.run(self._look(record.uid, record.choice))
+        prompt, terminal, finish, params, model, cls, choices, deadline = row
         if params is None or choices is None or terminal is not None or finish is not None:
             return None
-        prompt = ids.split(b";")[record.choice // int(n or 1)]
         tail = parse_ids(b",".join(prompt.rsplit(b",", _TAIL)[-_TAIL:]))
         asked = SamplingParams.from_json(params)
         decoder = ChoiceDecoder(self._streams.open(asked), tail)
@@ -230,8 +231,8 @@ class Choices:
             state.floor = self._published(record.uid, record.choice)
         return state
 
-    def _look_up(self, uid: str, choice: int) -> tuple[str, ...]:
-        return ("HMGET", self._keys.req(uid), "terminal", f"finish:{choice}", *_WANTED)
+    def _look(self, uid: str, choice: int) -> Call[list[Any]]:
+        return handoffs.look(self._keys, uid, choice, ("terminal", f"finish:{choice}", *_WANTED))
 
     def _published(self, uid: str, choice: int) -> int:
         """Code points of the choice's text that are in the reply stream."""

@@ -224,9 +224,8 @@ def _check_scores(request: Request, prompts: Sequence[Sequence[int]]) -> None:
     if scores > MAX_PROMPT_LOGPROBS:
         param = "prompt_logprobs" if "prompt_logprobs" in request.reply else "logprobs"
         raise InvalidRequestError(
-            f"The prompt has {tokens} tokens. Of these, {scores} logprobs were asked for (for each of n its own "
-            f"and its likeliest tokens'), and the most is {MAX_PROMPT_LOGPROBS}. Please reduce {param}, n or the "
-            "length of the prompt.",
+            f"At most {MAX_PROMPT_LOGPROBS} logprobs of the prompt are given. However, its {tokens} tokens and "
+            f"the likeliest beside each have {scores}, n included. Please reduce {param}, n or the prompt.",
             param=param,
         )
 

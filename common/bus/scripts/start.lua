@@ -11,6 +11,7 @@
 -- until its owner asks with alone.
 --@include clock
 --@include check
+--@include prompt
 local lease = redis.call('HMGET', KEYS[1], 'dead', 'seq')
 if lease[1] == '1' or not lease[2] then return redis.error_reply('FENCED lease is dead or gone') end
 local choice, me, alone = ARGV[2], ARGV[3], ARGV[5] == '1'
@@ -36,9 +37,4 @@ if owner ~= me or (alone and not progress) then
   redis.call('ZADD', KEYS[4], 'XX', req[3], ARGV[1])
 end
 if cancelled then return {'CANCELLED', gen} end
--- Of many prompts only the one is sent: else a request of a thousand would be sent whole a thousand times.
-local ids, samples = unpack(redis.call('HMGET', KEYS[2], 'ids', 'n'))
-local from = 1
-for _ = 1, math.floor(choice / (samples or 1)) do from = string.find(ids, ';', from, true) + 1 end
-local prompt = string.sub(ids, from, (string.find(ids, ';', from, true) or 0) - 1)
-return {'OK', attempts, gen, prompt, unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 6)))}
+return {'OK', attempts, gen, prompt_of(KEYS[2], choice), unpack(redis.call('HMGET', KEYS[2], unpack(ARGV, 6)))}
