@@ -62,7 +62,7 @@ class SamplingParams:
         return (self.seed + sample + 2**63) % 2**64 - 2**63
 
     def scores(self, tokens: int, n: int) -> int:
-        """Logprobs of prompts of so many ``tokens`` in all, for ``n`` samples: each token's, and its rivals'."""
+        """Logprobs of prompts of so many ``tokens`` in all, ``n`` samples of each; rivals count too."""
         return 0 if self.prompt_logprobs is None else tokens * n * (self.prompt_logprobs + 1)
 
     def to_json(self) -> str:

@@ -224,8 +224,9 @@ def _check_scores(request: Request, prompts: Sequence[Sequence[int]]) -> None:
     if scores > MAX_PROMPT_LOGPROBS:
         param = "prompt_logprobs" if "prompt_logprobs" in request.reply else "logprobs"
         raise InvalidRequestError(
-            f"At most {MAX_PROMPT_LOGPROBS} logprobs of the prompt are given. However, its {tokens} tokens and "
-            f"the likeliest beside each have {scores}, n included. Please reduce {param}, n or the prompt.",
+            f"At most {MAX_PROMPT_LOGPROBS} logprobs of prompts are given. However, its {tokens} tokens and "
+            f"the likeliest beside each have {scores}, n included. Please reduce {param}, n or the "
+            "prompt.",
             param=param,
         )
 
