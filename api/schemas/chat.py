@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from api.schemas import unsupported
-from api.schemas.common import MAX_LOGPROBS, Flag, GenerationFields
+from api.schemas.common import GENERATION_RULES, MAX_LOGPROBS, Flag, GenerationFields, only_with
 from api.schemas.messages import Messages, chat_payload
 from common import messages as bus
 from common.bus.registry import ModelInfo
@@ -19,6 +19,15 @@ _COUNT_MAX = 2**31 - 1
 
 class ChatRequest(GenerationFields):
     """A conversation to be continued by the assistant."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                *GENERATION_RULES,
+                only_with("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"),
+            ]
+        }
+    )
 
     messages: Messages
     """The conversation. Content is text, or parts of type text (joined by line feeds if the model's

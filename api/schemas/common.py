@@ -120,17 +120,26 @@ class StreamOptions(Schema):
     """Accepted; there is none."""
 
 
-#: `GenerationFields._stream_options_need_a_stream` as a JSON schema.
-_STREAMING: JsonDict = {
-    "if": {"properties": {"stream_options": {"type": "object"}}, "required": ["stream_options"]},
-    "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
-}
+def only_with(name: str, asked: JsonDict, other: str) -> JsonDict:
+    """A rule of two fields as a JSON schema: if ``name`` is as ``asked`` says, then ``other`` is true."""
+    return {
+        "if": {"properties": {name: asked}, "required": [name]},
+        "then": {"properties": {other: {"const": True}}, "required": [other]},
+    }
+
+
+#: What `GenerationFields` checks of two fields together.
+GENERATION_RULES: tuple[JsonDict, ...] = (
+    only_with("stream_options", {"type": "object"}, "stream"),
+    {
+        "if": {"properties": {"prompt_logprobs": {"type": "integer"}}, "required": ["prompt_logprobs"]},
+        "then": {"properties": {"stream": {"enum": [False, None]}}},
+    },
+)
 
 
 class GenerationFields(ClientFields):
     """Fields of both generation endpoints. None stands for "left out" as well as for null."""
-
-    model_config = ConfigDict(json_schema_extra=_STREAMING)
 
     model: ModelName
     """An id or alias of `/v1/models`; the answer repeats the name."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.schemas import unsupported
-from api.schemas.common import COUNT_MAX, MAX_CHOICES, MAX_LOGPROBS, Flag, GenerationFields, check_token_ids
+from api.schemas.common import (
+    COUNT_MAX,
+    GENERATION_RULES,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    Flag,
+    GenerationFields,
+    check_token_ids,
+    only_with,
+)
 from common import messages as bus
 from common.bus.registry import ModelInfo
 from common.errors import InvalidRequestError
@@ -61,6 +70,10 @@ def _bounded(value: list[Prompt]) -> list[Prompt]:
 
 class CompletionRequest(GenerationFields):
     """Prompts to be continued."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"allOf": [*GENERATION_RULES, only_with("max_tokens", {"const": 0}, "echo")]}
+    )
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_AnyPrompt)]
     """Text, token ids, or a list of either; choice `i * n + j` is sample j of prompt i."""

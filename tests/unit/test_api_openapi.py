@@ -94,3 +94,47 @@ def test_an_endpoint_says_what_it_takes_and_gives(document: dict[str, Any]) -> N
     stream = document["paths"]["/v1/streams/{name}"]["get"]
     assert set(stream["responses"]["200"]["content"]) == {"text/event-stream"}
     assert {"name", "Last-Event-ID", "after"} <= {each["name"] for each in stream["parameters"]}
+
+
+def _fits(value: Any, rule: dict[str, Any]) -> bool:
+    """Whether ``value`` is as ``rule`` says; of JSON schema this knows what our rules of two fields use."""
+    kinds, fields = {"object": dict, "integer": int}, rule.get("properties", {})
+    return (
+        ("type" not in rule or type(value) is kinds[rule["type"]])
+        and ("const" not in rule or (value == rule["const"] and type(value) is type(rule["const"])))
+        and ("enum" not in rule or any(value is each for each in rule["enum"]))
+        and ("minimum" not in rule or value >= rule["minimum"])
+        and all(name in value for name in rule.get("required", ()))
+        and all(_fits(value[name], each) for name, each in fields.items() if name in value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"stream_options": {}}, {"stream_options": {}, "stream": True}),
+        ({"prompt_logprobs": 0, "stream": True}, {"prompt_logprobs": 0, "stream": False}),
+        ({"top_logprobs": 1}, {"top_logprobs": 1, "logprobs": True}),
+        ({"top_logprobs": 2, "logprobs": False}, {"top_logprobs": 0, "logprobs": False}),
+        ({"max_tokens": 0, "echo": False}, {"max_tokens": 0, "echo": True}),
+        ({"max_tokens": 0}, {"max_tokens": 1}),
+    ],
+)
+def test_fields_that_need_each_other(
+    document: dict[str, Any], wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    schema, more = (
+        (CompletionRequest, {"model": "m", "prompt": "a"})
+        if "max_tokens" in wrong
+        else (ChatRequest, {"model": "m", "messages": [{"role": "user", "content": "a"}]})
+    )
+    rules = document["components"]["schemas"][schema.__name__]["allOf"]
+
+    def follows(body: dict[str, Any]) -> bool:
+        return all(_fits(body, rule["then"]) for rule in rules if _fits(body, rule["if"]))
+
+    assert follows(right)
+    schema.parse(right | more)
+    assert not follows(wrong)
+    with pytest.raises(errors.InvalidRequestError):
+        schema.parse(wrong | more)
