@@ -48,7 +48,8 @@ def router(service: Service) -> APIRouter:
 
 def _seen(http: Request) -> Position:
     """The header wins: a browser that connects again sends it with the URL of the first time."""
-    text = http.headers.get("last-event-id")
-    if text is None:
-        text = http.query_params.get("after")
-    return START if text is None else Position.parse(text)
+    header, query = (
+        None if text is None else Position.parse(text)
+        for text in (http.headers.get("last-event-id"), http.query_params.get("after"))
+    )
+    return header or query or START

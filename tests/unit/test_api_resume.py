@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request as HttpRequest
 
 from api.events import ChatStream, CompletionStream, GapError
-from api.resume import Numbered, Position
+from api.resume import START, Numbered, Position
+from api.routes.streams import _seen
 from common.errors import DeadlineError, InvalidRequestError
 from common.messages import Kind, OutEntry, Request, Usage
 from common.sampling import SamplingParams
@@ -151,3 +153,17 @@ def test_malformed_ids(text: str) -> None:
 def test_ids_that_are_fine() -> None:
     assert Position.parse("1700000000000-12") == Position((1_700_000_000_000, 12))
     assert Position.parse("5-1.2") == Position((5, 1), 2)
+
+
+def _asked(header: str | None, query: str) -> Position:
+    headers = [] if header is None else [(b"last-event-id", header.encode())]
+    return _seen(HttpRequest({"type": "http", "headers": headers, "query_string": query.encode()}))
+
+
+def test_the_header_wins_and_both_are_read() -> None:
+    assert _asked(None, "") == START
+    assert _asked(None, "after=3-1") == Position.parse("3-1")
+    assert _asked("4-2.1", "after=3-1") == Position.parse("4-2.1")
+    for header, query in ((None, "after=x"), ("x", "after=3-1"), ("4-2", "after=x")):
+        with pytest.raises(InvalidRequestError):
+            _asked(header, query)
