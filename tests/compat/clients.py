@@ -14,6 +14,8 @@ from tests.helpers.bombarding import Bombardment
 from tests.helpers.text import BUNDLED
 
 _PYTEST = ("pytest", "pytest-asyncio")
+#: Of made-up requests: each round is as many of them again as bytes that are no request.
+_ROUNDS, _EXAMPLES = 10, 500
 _FRANCE, _ANSWER = "What is the capital of France?", "The capital of France is Paris."
 
 
@@ -117,7 +119,9 @@ def schemathesis(servers: Servers) -> Outcome:
 
 def fuzz(servers: Servers) -> Outcome:
     bombardment = Bombardment(servers.get("null"))
-    bombardment.run(9000)
+    for start in range(_ROUNDS):
+        bombardment.run(_EXAMPLES, start)
+        print(f"  ... {bombardment.statuses.total()} requests", flush=True)
     sent = bombardment.statuses
     right = sent[200]
     what = "made-up requests, right and wrong, and a neighbour's in between"
