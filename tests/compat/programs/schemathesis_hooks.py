@@ -12,7 +12,7 @@ URL, MODEL = os.environ["COMPAT_URL"], os.environ["COMPAT_MODEL"]
 #: What is wrong with these depends on the model, its vocabulary and context, or on two fields together.
 BEYOND_SCHEMAS = {
     *("prompt", "messages", "tokens", "stop_token_ids", "logit_bias", "min_tokens", "n", "best_of"),
-    *("continue_final_message", "after"),
+    *("continue_final_message", "after", "truncate_prompt_tokens", "prompt_logprobs", "logprobs"),
 }
 
 
