@@ -10,6 +10,6 @@ from tests.helpers.stack import Stack
 
 def test_nothing_that_is_sent_harms_the_server_or_a_neighbour(start_stack: Callable[..., Stack]) -> None:
     bombardment = Bombardment(start_stack(*FLAGS))
-    bombardment.run(120)
-    assert bombardment.statuses.total() > 180
-    assert {200, 400, 404, 405, 415} <= bombardment.statuses.keys(), "all kinds were among them"
+    bombardment.run(200)
+    assert bombardment.statuses.total() > 300
+    assert {200, 400, 405} <= bombardment.statuses.keys(), "right and wrong ones were among them"
